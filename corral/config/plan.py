@@ -1,0 +1,252 @@
+"""The Plan: what a run will do, derived once from the configuration and the topology.
+
+Everything downstream of the configuration reads the Plan and nothing else, so a number that is printed before the run is
+the number the run uses. Units: prompts and samples as named, token budgets in tokens, times in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where the run happens. `launcher` is "in_process" (world 1, no Ray) or "ray"."""
+
+    device: str  # cpu | cuda | npu
+    nnodes: int
+    devices_per_node: int
+    launcher: str
+    ray_address: str | None  # joined when set; None with launcher "ray" means: start local nodes on this machine
+
+    @property
+    def world(self) -> int:
+        return self.nnodes * self.devices_per_node
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """How the samples of one rank are cut into forward passes. Exactly one of the two limits applies."""
+
+    token_budget: int | None  # dynamic: tokens of one packed row before the sequence-parallel split
+    samples: int | None  # static: samples in one packed row
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW and its schedule. Steps are iterations of the trainer; the horizon is known once the data is."""
+
+    lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    clip_grad: float
+    lr_scheduler_type: str  # constant | linear | cosine
+    lr_warmup_steps: int  # -1: use the ratio
+    lr_warmup_steps_ratio: float
+    min_lr_ratio: float
+    num_cycles: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformers model folder and how to load it."""
+
+    path: str
+    tokenizer_path: str
+    trust_remote_code: bool
+    override_config: dict[str, Any]
+    gradient_checkpointing: bool
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One model that trains or scores: actor, critic or reference."""
+
+    role: str  # actor | critic | ref
+    model: Model
+    sp: int
+    dp: int
+    master_dtype: str  # float32 | float64 | bfloat16: parameters and optimizer state
+    compute_dtype: str  # forward and backward
+    param_offload: bool
+    optimizer_offload: bool
+    reshard_after_forward: bool
+    use_torch_compile: bool
+    seed: int  # of newly initialised weights (the value head)
+    infer: MicroBatches
+    train: MicroBatches | None = None  # None: never trained
+    optim: Optimizer | None = None
+
+
+@dataclass(frozen=True)
+class ActorUpdate:
+    """The policy objective and how an iteration is cut into optimizer steps."""
+
+    mini_batch_prompts: int
+    epochs: int
+    shuffle: bool
+    shuffle_seed: int
+    loss_mode: str
+    clip_ratio_low: float
+    clip_ratio_high: float
+    clip_ratio_c: float
+    loss_agg_mode: str
+    loss_scale_factor: float | None
+    entropy_coeff: float
+    calculate_entropy: bool
+    use_kl_loss: bool
+    kl_loss_coef: float
+    kl_loss_type: str
+    optimizer_steps: int  # per iteration
+
+
+@dataclass(frozen=True)
+class CriticUpdate:
+    """The value objective and how an iteration is cut into optimizer steps."""
+
+    mini_batch_prompts: int
+    epochs: int
+    shuffle: bool
+    shuffle_seed: int
+    cliprange_value: float
+    loss_agg_mode: str
+    loss_scale_factor: float | None
+    optimizer_steps: int
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. top_k -1: all tokens. temperature 0 or do_sample False: greedy."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    do_sample: bool
+    n: int  # samples per prompt
+
+
+@dataclass(frozen=True)
+class RolloutPlan:
+    """The engine that generates, and how many copies of it."""
+
+    name: str  # what runs: native
+    requested: str  # what the configuration asked for
+    replicas: int
+    tensor_model_parallel_size: int
+    prompt_length: int
+    response_length: int
+    max_num_seqs: int  # sequences decoded together by one replica
+    ignore_eos: bool
+    seed: int
+    sampling: Sampling
+    val_sampling: Sampling
+    log_prob: MicroBatches
+    probe_tolerance: float  # largest log-prob gap between trainer and engine after a weight update
+
+
+@dataclass(frozen=True)
+class SkipPlan:
+    """Record and replay of generations (skip.rollout). `dump_dir` is the folder of this experiment and these lengths."""
+
+    enable: bool
+    dump_dir: str
+    steps: tuple[int, ...]
+    action: str  # cache | repeat
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    train_files: tuple[str, ...]
+    val_files: tuple[str, ...]
+    prompt_key: str
+    train_batch_size: int  # prompts per iteration
+    max_prompt_length: int
+    max_response_length: int
+    truncation: str  # error | left | right | middle
+    filter_overlong_prompts: bool
+    shuffle: bool
+    seed: int
+    train_max_samples: int  # -1: all
+    val_max_samples: int
+    apply_chat_template_kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RewardPlan:
+    """Custom function by file path or module, else the scorer named by data_source."""
+
+    custom_path: str | None
+    custom_name: str
+    reward_kwargs: dict[str, Any]
+    num_workers: int
+    timeout: float  # seconds for one sample
+
+
+@dataclass(frozen=True)
+class AlgorithmPlan:
+    adv_estimator: str
+    gamma: float
+    lam: float
+    use_kl_in_reward: bool
+    kl_penalty: str
+    kl_coef: float
+
+
+@dataclass(frozen=True)
+class TrainerPlan:
+    project_name: str
+    experiment_name: str
+    run_dir: str
+    logger: tuple[str, ...]
+    total_epochs: int
+    total_training_steps: int | None  # None: steps per epoch × epochs, known once the data is read
+    critic_warmup: int
+    balance_batch: bool
+    save_freq: int
+    test_freq: int
+    val_before_train: bool
+    val_only: bool
+    val_cost_rows: int  # a validation set above this many rows prints its estimated cost first (cpu)
+    rollout_data_dir: str | None
+    cluster_wait: float  # seconds to wait for the nodes and devices of a cluster that is joined
+
+
+@dataclass(frozen=True)
+class Unused:
+    """A key that was set but has no effect here."""
+
+    key: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole run. Optimizer steps, budgets and degrees are final; nothing downstream recomputes them."""
+
+    topology: Topology
+    data: DataPlan
+    actor: EnginePlan
+    actor_update: ActorUpdate
+    critic: EnginePlan | None
+    critic_update: CriticUpdate | None
+    ref: EnginePlan | None
+    rollout: RolloutPlan
+    skip: SkipPlan
+    reward: RewardPlan
+    algorithm: AlgorithmPlan
+    trainer: TrainerPlan
+    notices: tuple[str, ...] = ()
+    unused: tuple[Unused, ...] = field(default=())
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.data.train_batch_size * self.rollout.sampling.n
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for plan.json, with the derived sizes spelled out."""
+        out = asdict(self)
+        out["topology"]["world"] = self.topology.world
+        out["samples_per_step"] = self.samples_per_step
+        return out
