@@ -115,8 +115,8 @@ class Batch:
         """The samples at `index`, in that order (repeats allowed)."""
         picked = torch.as_tensor(index, dtype=torch.int64)
         changes: dict[str, Tensor] = {name: getattr(self, name)[picked] for name in _SAMPLE_FIELDS}
-        prompt_at, changes["prompt_offsets"] = _gather_rows(self.prompt_offsets, picked)
-        response_at, changes["response_offsets"] = _gather_rows(self.response_offsets, picked)
+        prompt_at, changes["prompt_offsets"] = gather_rows(self.prompt_offsets, picked)
+        response_at, changes["response_offsets"] = gather_rows(self.response_offsets, picked)
         changes["prompt_ids"] = self.prompt_ids[prompt_at]
         for name in _TOKEN_FIELDS:
             value = getattr(self, name)
@@ -197,8 +197,8 @@ def _offsets(lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
-def _gather_rows(offsets: Tensor, picked: Tensor) -> tuple[Tensor, Tensor]:
-    """Flat positions of the picked rows' tokens, and the offsets of the rows so gathered."""
+def gather_rows(offsets: Tensor, picked: Tensor) -> tuple[Tensor, Tensor]:
+    """Flat positions of the picked rows' tokens [sum of their lengths], and the offsets [len(picked)+1] of the rows gathered."""
     lengths = offsets.diff()[picked]
     out = _offsets(lengths)
     start = torch.repeat_interleave(offsets[:-1][picked] - out[:-1], lengths)

@@ -1,0 +1,31 @@
+"""`python -m corral.trainer.main_ppo key=value ...`, also `corral train`: one PPO run from a command line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+from corral.config import resolve
+from corral.config.show import render
+from corral.exits import run_command
+
+
+def main(argv: Sequence[str]) -> int:
+    """Resolve, print the plan, train. Returns the exit code; errors of the user are raised as CorralError."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for name in ("ray", "httpx", "transformers"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    resolved = resolve(argv)
+    print(render(resolved.plan), flush=True)
+    # The heavy part starts here: everything above answers in a second, also when it refuses.
+    from corral.trainer.ppo import fit
+    from corral.trainer.run import open_run
+
+    with open_run(resolved.plan, resolved.config) as run:
+        fit(run)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

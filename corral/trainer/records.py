@@ -1,0 +1,79 @@
+"""What a run leaves in its folder: plan.json, config.yaml, metrics.jsonl, trace.json, logs, model exports, samples."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from corral.config.plan import Plan
+from corral.errors import InfraError
+
+RECORDS = ("plan.json", "config.yaml", "metrics.jsonl", "trace.json", "logs", "progress")
+
+
+class Records:
+    """The run folder. Records of an earlier run in the same folder are moved to earlier/K, never overwritten."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.folder = Path(run_dir).expanduser().absolute()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._move_earlier()
+            self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise InfraError(
+                f"run folder {self.folder}: {error.strerror}; choose another with trainer.default_local_dir"
+            ) from error
+
+    def _move_earlier(self) -> None:
+        present = [name for name in RECORDS if (self.folder / name).exists()]
+        if not present:
+            return
+        number = 1
+        while (self.folder / "earlier" / str(number)).exists():
+            number += 1
+        earlier = self.folder / "earlier" / str(number)
+        earlier.mkdir(parents=True)
+        for name in present:
+            (self.folder / name).rename(earlier / name)
+
+    def plan(self, plan: Plan, config: Mapping[str, Any]) -> None:
+        """plan.json and config.yaml: what this run is."""
+        self._write("plan.json", json.dumps(plan.as_dict(), indent=2))
+        self._write("config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of metrics.jsonl, on disk when this returns."""
+        self._metrics.write(json.dumps({"step": step, **metrics}) + "\n")
+
+    def trace(self, events: list[dict[str, Any]]) -> None:
+        """trace.json in the Trace Event Format (opens in Perfetto and chrome://tracing)."""
+        self._write("trace.json", json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+    def samples(self, folder: str, step: int, rows: list[dict[str, Any]]) -> None:
+        """{folder}/{step}.jsonl: one line a sample."""
+        target = Path(folder).expanduser()
+        target.mkdir(parents=True, exist_ok=True)
+        write_atomically(target / f"{step}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def close(self) -> None:
+        self._metrics.close()
+
+    def _write(self, name: str, text: str) -> None:
+        write_atomically(self.folder / name, text)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside the target, then rename: a reader sees the old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InfraError(f"cannot write {path}: {error.strerror}; free space or choose another folder") from error

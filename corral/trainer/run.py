@@ -1,0 +1,125 @@
+"""Everything one run holds, made in the order that fails early and cheaply: files, rows, records, then processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from corral.batch import Batch
+from corral.config.plan import Plan
+from corral.data.loader import PromptLoader
+from corral.data.prompts import PromptDataset
+from corral.data.tokenizer import load_tokenizer
+from corral.errors import ConfigError
+from corral.rewards.pool import RewardPool
+from corral.rollout.eos import eos_ids
+from corral.trainer.generation import Generation
+from corral.trainer.records import Records
+from corral.trainer.scoring import Scorer
+from corral.trainer.timing import Timers
+from corral.workers.group import WorkerGroup
+from corral.workers.in_process import InProcess
+from corral.workers.launcher import Launcher
+from corral.workers.ray_launcher import RayLauncher
+from corral.workers.worker import Worker
+
+log = logging.getLogger(__name__)
+
+# Imported once on each node before its ranks are forked, so that eight ranks do not pay eight imports.
+PRELOAD = ("corral.workers.worker",)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the algorithm works with. `validation` is None when there is nothing to validate on."""
+
+    plan: Plan
+    total_steps: int
+    loader: PromptLoader
+    validation: PromptDataset | None
+    group: WorkerGroup
+    generation: Generation
+    scorer: Scorer
+    records: Records
+    timers: Timers
+    probe: Batch
+
+
+@contextmanager
+def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
+    """Open a run and close whatever it started, also when it fails half-way."""
+    tokenizer = load_tokenizer(plan.actor.model)
+    data = plan.data
+    train = PromptDataset(data.train_files, plan=data, tokenizer=tokenizer, max_samples=data.train_max_samples)
+    needs_validation = plan.trainer.test_freq > 0 or plan.trainer.val_before_train or plan.trainer.val_only
+    validation = None
+    if needs_validation:
+        validation = PromptDataset(data.val_files, plan=data, tokenizer=tokenizer, max_samples=data.val_max_samples)
+    loader = PromptLoader(train, batch_size=data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
+    total_steps = _total_steps(plan, loader)
+    with ExitStack() as stack:
+        records = Records(plan.trainer.run_dir)
+        stack.callback(records.close)
+        records.plan(plan, config)
+        rewards = stack.enter_context(RewardPool(plan.reward))
+        timers = Timers()
+        stack.callback(lambda: records.trace(timers.events()))
+        with timers("start_workers"):
+            launcher = _launch(plan, total_steps, records)
+        stack.callback(launcher.close)
+        group = WorkerGroup(launcher, plan)
+        probe = _probe(train)
+        ids = eos_ids(plan.actor.model.path, tokenizer)
+        yield Run(
+            plan=plan,
+            total_steps=total_steps,
+            loader=loader,
+            validation=validation,
+            group=group,
+            generation=Generation(plan, group, loader, train, probe=probe, eos_token_ids=ids),
+            scorer=Scorer(rewards, tokenizer),
+            records=records,
+            timers=timers,
+            probe=probe,
+        )
+
+
+def _total_steps(plan: Plan, loader: PromptLoader) -> int:
+    """The horizon: what was asked for, at most what the epochs hold."""
+    available = loader.steps_per_epoch * plan.trainer.total_epochs
+    asked = plan.trainer.total_training_steps
+    total = available if asked is None else min(asked, available)
+    late = [step for step in plan.skip.steps if plan.skip.enable and step > total]
+    if late:
+        raise ConfigError(f"skip.rollout.steps has {late}, but the run ends at step {total}; drop them or train longer")
+    if asked is not None and asked > available:
+        log.warning(
+            "trainer.total_training_steps=%d, but %d epochs of %d steps end at step %d; raise trainer.total_epochs",
+            asked, plan.trainer.total_epochs, loader.steps_per_epoch, available,
+        )  # fmt: skip
+    return total
+
+
+def _launch(plan: Plan, horizon: int, records: Records) -> Launcher:
+    if plan.topology.launcher == "in_process":
+        return InProcess(lambda rank: Worker(rank, plan, horizon), device=plan.topology.device)
+    return RayLauncher(
+        plan.topology,
+        worker="corral.workers.worker:Worker",
+        worker_args=(plan, horizon),
+        run_dir=records.folder,
+        preload=PRELOAD,
+        wait=plan.trainer.cluster_wait,
+    )
+
+
+def _probe(train: PromptDataset) -> Batch:
+    """A fixed stretch of real text: the start of the first prompt, its second half scored as the response."""
+    ids = list(train[0].prompt_ids[:64])
+    half = max(1, len(ids) // 2)
+    return Batch.from_samples(
+        [ids[:half]], [ids[half:] or ids[:1]], row=[0], sample_index=[0], group=[0], finish=["stop"]
+    )

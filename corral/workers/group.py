@@ -1,0 +1,194 @@
+"""The driver's handle on all workers: cuts a batch for the ranks, runs a phase, puts the results back in order.
+
+Everything about cutting happens here, where all lengths are known: which samples form a mini-batch (a fixed set of
+prompts, whatever the world size), which data-parallel rank takes which of them, and which share a packed row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from corral.algorithms.aggregate import Denominators
+from corral.batch import Batch, gather_rows
+from corral.config.plan import ActorUpdate, CriticUpdate, EnginePlan, MicroBatches, Plan, Sampling
+from corral.engine.losses import ActorObjective, CriticObjective, Objective
+from corral.engine.packing import split
+from corral.rollout.base import Completion, Request
+from corral.workers.launcher import Launcher
+from corral.workers.worker import MiniBatch, Phase, Share, StepStats
+
+log = logging.getLogger(__name__)
+
+# Statistics that are means over tokens: an iteration's value weighs each mini-batch by its tokens. Every other one is a
+# term of the loss, and an iteration reports its mean over optimizer steps.
+TOKEN_MEANS = ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "vf_clipfrac", "vpred_mean")
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the optimizer steps of one iteration did, over all ranks."""
+
+    metrics: dict[str, float]
+    optimizer_steps: int
+    skipped: int
+
+
+class WorkerGroup:
+    """All ranks, driven as one. Results are on the CPU, in the order of the batch that was given."""
+
+    def __init__(self, launcher: Launcher, plan: Plan) -> None:
+        self.launcher = launcher
+        self.plan = plan
+        self.world = plan.topology.world
+        self.rollout_started = False
+        self._oversized: set[tuple[str, int]] = set()
+
+    # Generation ----------------------------------------------------------------------------------------------------
+
+    def start_rollout(self, eos_token_ids: Sequence[int]) -> None:
+        """Start one replica a rank; a response ends at any of the given tokens."""
+        self.launcher.call("start_rollout", [(tuple(eos_token_ids),)] * self.world)
+        self.rollout_started = True
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling, step: int) -> list[Completion]:
+        """One completion a request, in order. Neighbours (the samples of a prompt) mostly share a replica."""
+        cuts = [len(requests) * r // self.world for r in range(self.world + 1)]
+        parts = [requests[a:b] for a, b in itertools.pairwise(cuts)]
+        done = self.launcher.call("generate", [(part, sampling, step) for part in parts])
+        return [completion for part in done for completion in part]
+
+    def push_weights(self, probe: Batch) -> float:
+        """Give the replicas the actor's weights; the largest log-prob gap any of them shows on the probe."""
+        return max(self.launcher.call("push_weights", [(probe,)] * self.world))
+
+    # Scoring -------------------------------------------------------------------------------------------------------
+
+    def infer(self, role: str, batch: Batch, *, temperature: float = 1.0, entropy: bool = False) -> dict[str, Tensor]:
+        """Per-token results [R] of one role: log_probs (and entropy) of "actor" or "ref", values of "critic"."""
+        engine = self._engine(role)
+        indices, shares = self._shares(batch, engine, engine.infer)
+        args = [(role, shares[rank // engine.sp], temperature, entropy) for rank in range(self.world)]
+        results = self.launcher.call("infer", args)[:: engine.sp]  # peers of a sequence group hold the same result
+        order = torch.tensor([i for share in indices for i in share])
+        return {name: _in_batch_order(batch, order, [r[name] for r in results]) for name in results[0]}
+
+    # Training ------------------------------------------------------------------------------------------------------
+
+    def update_actor(self, batch: Batch, step: int) -> Update:
+        """All optimizer steps of the policy for this iteration."""
+        return self._update("actor", batch, self.plan.actor_update, step)
+
+    def update_critic(self, batch: Batch, step: int) -> Update:
+        """All optimizer steps of the value function for this iteration."""
+        assert self.plan.critic_update is not None
+        return self._update("critic", batch, self.plan.critic_update, step)
+
+    def _update(self, role: str, batch: Batch, update: ActorUpdate | CriticUpdate, step: int) -> Update:
+        engine = self._engine(role)
+        assert engine.train is not None
+        per_rank: list[list[MiniBatch]] = [[] for _ in range(self.world)]
+        tokens: list[int] = []
+        for index in mini_batches(batch, update, self.plan.rollout.sampling.n, step):
+            mini = batch.select(index)
+            denominators = Denominators(tokens=int(mini.response_mask.sum()), samples=len(mini))
+            objective = self._objective(update, denominators)
+            _, shares = self._shares(mini, engine, engine.train)
+            for rank, todo in enumerate(per_rank):
+                todo.append(MiniBatch(shares[rank // engine.sp], objective))
+            tokens.append(denominators.tokens)
+        temperature = self.plan.rollout.sampling.temperature
+        results = self.launcher.call("update", [(role, todo, temperature) for todo in per_rank])
+        return summarise([steps for steps, _ in results], tokens, lr=results[0][1])
+
+    def _objective(self, update: ActorUpdate | CriticUpdate, denominators: Denominators) -> Objective:
+        length = self.plan.rollout.response_length
+        if isinstance(update, ActorUpdate):
+            return ActorObjective(update, denominators, length)
+        return CriticObjective(update, denominators, length)
+
+    def _engine(self, role: str) -> EnginePlan:
+        engine = {"actor": self.plan.actor, "critic": self.plan.critic, "ref": self.plan.ref}[role]
+        assert engine is not None
+        return engine
+
+    def _shares(self, batch: Batch, engine: EnginePlan, limits: MicroBatches) -> tuple[list[list[int]], list[Share]]:
+        """Sample indices and share of each data-parallel rank."""
+        cut = split(batch.lengths, engine.dp, limits, balance_ranks=self.plan.trainer.balance_batch)
+        for sample in cut.oversized:
+            self._warn_oversized(engine.role, int(batch.row[sample]), batch.lengths[sample], limits.token_budget)
+        padded = batch.padded(cut.padding)
+        indices, shares = [], []
+        for micro in cut.shares:
+            picked = [i for row in micro for i in row]
+            places = iter(range(len(picked)))
+            shares.append(Share(padded.select(picked), [[next(places) for _ in row] for row in micro]))
+            indices.append(picked)
+        return indices, shares
+
+    def _warn_oversized(self, role: str, row: int, length: int, budget: int | None) -> None:
+        """Once a row and role: the same sample comes by in several phases of a step."""
+        if (role, row) not in self._oversized:
+            self._oversized.add((role, row))
+            log.warning(
+                "data row %d: a sample of %d tokens is over the %s's budget of %s, it gets a micro-batch of its own",
+                row, length, role, budget,
+            )  # fmt: skip
+
+    # The rest ------------------------------------------------------------------------------------------------------
+
+    def save(self, role: str, folder: str) -> None:
+        """Write one role's weights as a model folder."""
+        self.launcher.call("save", [(role, folder)] * self.world)
+
+    def trace(self) -> list[list[Phase]]:
+        """Phases of each rank since the last call."""
+        return self.launcher.call("trace", [()] * self.world)
+
+
+def mini_batches(batch: Batch, update: ActorUpdate | CriticUpdate, n: int, step: int) -> list[list[int]]:
+    """Sample indices of each optimizer step of one iteration: fixed sets of prompts, in order unless shuffled.
+
+    The batch holds n samples of each prompt next to each other. Nothing but the batch, the plan and the step matters.
+    """
+    prompts = len(batch) // n
+    out = []
+    for epoch in range(update.epochs):
+        order = list(range(prompts))
+        if update.shuffle:
+            generator = torch.Generator().manual_seed((update.shuffle_seed * 1_000_003 + step) * 1_000_003 + epoch)
+            order = torch.randperm(prompts, generator=generator).tolist()
+        for start in range(0, prompts, update.mini_batch_prompts):
+            chosen = order[start : start + update.mini_batch_prompts]
+            out.append([prompt * n + k for prompt in chosen for k in range(n)])
+    return out
+
+
+def summarise(per_rank: Sequence[Sequence[StepStats]], tokens: Sequence[int], lr: float) -> Update:
+    """An iteration's statistics from those of every rank [world][steps]: sums over ranks, means over steps taken."""
+    steps = len(tokens)
+    skipped = sum(step.skipped for step in per_rank[0])
+    taken = [k for k in range(steps) if not per_rank[0][k].skipped]
+    metrics = {"lr": lr, "skipped_steps": float(skipped)}
+    for name in per_rank[0][0].stats if taken else ():
+        values = {k: sum(rank[k].stats[name] for rank in per_rank) for k in taken}
+        weights = {k: float(tokens[k]) if name in TOKEN_MEANS else 1.0 for k in taken}
+        total = sum(weights.values())
+        metrics[name] = sum(weights[k] * values[k] for k in taken) / total if total else 0.0
+    if taken:
+        metrics["grad_norm"] = sum(per_rank[0][k].grad_norm for k in taken) / len(taken)
+    return Update(metrics, optimizer_steps=steps, skipped=skipped)
+
+
+def _in_batch_order(batch: Batch, order: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """[R] from the parts' tokens, which lie sample by sample in `order` (no-op samples have indices past the batch)."""
+    samples = len(batch)
+    lengths = torch.cat([batch.response_lengths, torch.ones(max(0, order.numel() - samples), dtype=torch.int64)])[order]
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    at, _ = gather_rows(offsets, order.argsort()[:samples])
+    return torch.cat(list(parts))[at]

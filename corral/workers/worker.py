@@ -1,0 +1,157 @@
+"""One process of the world: it hosts every role placed on its device and runs the phases the driver asks for.
+
+Nothing here decides anything. The driver has cut the batch, so a call brings the samples of this rank, the
+micro-batches they form, and global denominators; a result goes back in the order of the samples that came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from corral.batch import Batch
+from corral.config.plan import EnginePlan, Plan, Sampling
+from corral.engine.engine import Engine
+from corral.engine.losses import Objective
+from corral.engine.rank import Rank
+from corral.rollout.base import Completion, Request
+from corral.rollout.native import NativeEngine
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank gets of a batch: its samples, and which of them form each micro-batch."""
+
+    batch: Batch
+    micro: list[list[int]]
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """One optimizer step's share of one rank, with the objective that holds the global denominators."""
+
+    share: Share
+    objective: Objective
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One optimizer step on one rank. `stats` are this rank's part of sums over all ranks."""
+
+    stats: dict[str, float]
+    grad_norm: float
+    skipped: bool
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of time for the trace; seconds since the epoch."""
+
+    name: str
+    start: float
+    duration: float
+
+
+class Worker:
+    """The roles of one rank: actor, critic, reference, and a rollout replica once generation needs one."""
+
+    def __init__(self, rank: Rank, plan: Plan, horizon: int) -> None:
+        self.rank = rank
+        self.plan = plan
+        self.phases: list[Phase] = []
+        with self._phase("build"):
+            self.engines = {
+                role: Engine(engine_plan, rank, horizon=horizon)
+                for role, engine_plan in (("actor", plan.actor), ("critic", plan.critic), ("ref", plan.ref))
+                if engine_plan is not None
+            }
+        self.rollout: NativeEngine | None = None
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = time.time()
+        yield
+        self.phases.append(Phase(name, start, time.time() - start))
+
+    def trace(self) -> list[Phase]:
+        """Phases since the last call."""
+        phases, self.phases = self.phases, []
+        return phases
+
+    # Scoring -------------------------------------------------------------------------------------------------------
+
+    def infer(self, role: str, share: Share, temperature: float, entropy: bool) -> dict[str, Tensor]:
+        """{"log_probs": [R], "entropy": [R]} of actor or ref, {"values": [R]} of the critic."""
+        name = {"actor": "old_log_prob", "ref": "ref", "critic": "values"}[role]
+        engine = self.engines[role]
+        with self._phase(name), engine.loaded(optimizer=False):
+            return engine.infer(share.batch, share.micro, temperature=temperature, entropy=entropy)
+
+    # Training ------------------------------------------------------------------------------------------------------
+
+    def update(self, role: str, mini_batches: Sequence[MiniBatch], temperature: float) -> tuple[list[StepStats], float]:
+        """One iteration's optimizer steps in order; the statistics of each and the learning rate they used."""
+        engine = self.engines[role]
+        lr = engine.lr
+        steps = []
+        with self._phase(f"update_{role}"), engine.loaded(optimizer=True):
+            for mini in mini_batches:
+                done = engine.train_step(mini.share.batch, mini.share.micro, mini.objective, temperature=temperature)
+                steps.append(StepStats(done.stats, done.grad_norm, done.skipped))
+        engine.end_iteration()
+        return steps, lr
+
+    # Generation ----------------------------------------------------------------------------------------------------
+
+    def start_rollout(self, eos_token_ids: Sequence[int]) -> None:
+        """Start this rank's replica. Alone in the world it decodes on the trainer's own module, else on a full copy."""
+        with self._phase("start_rollout"):
+            module = self.engines["actor"].module if self.rank.world == 1 else _full_copy(self.plan.actor, self.rank)
+            self.rollout = NativeEngine(
+                module,
+                eos_token_ids=eos_token_ids,
+                plan=self.plan.rollout,
+                max_length=self.plan.rollout.prompt_length + self.plan.rollout.response_length,
+            )
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling, step: int) -> list[Completion]:
+        """Completions in the order of the requests (which may be none)."""
+        assert self.rollout is not None
+        with self._phase("generate"):
+            self.rollout.wake()
+            done = self.rollout.generate(requests, sampling, step=step)
+            self.rollout.sleep()
+        return done
+
+    def push_weights(self, probe: Batch) -> float:
+        """Give the actor's weights to the replica; the largest log-prob gap between both on the one-sample probe."""
+        assert self.rollout is not None
+        actor = self.engines["actor"]
+        with self._phase("update_weights"), actor.loaded(optimizer=False):
+            if self.rank.world > 1:
+                self.rollout.update_weights(actor.full_weights())
+            here = actor.infer(probe, [[0]], temperature=1.0)["log_probs"]
+            self.rollout.wake()
+            there = self.rollout.score(probe.prompt(0).tolist(), probe.response(0).tolist())
+            self.rollout.sleep()
+        return float((here - torch.tensor(there, dtype=here.dtype)).abs().max())
+
+    # Export --------------------------------------------------------------------------------------------------------
+
+    def save(self, role: str, folder: str) -> None:
+        """Write the role's weights as a model folder (rank 0 writes, all ranks take part)."""
+        engine = self.engines[role]
+        with self._phase("save_checkpoint"), engine.loaded(optimizer=False):
+            engine.save(Path(folder))
+
+
+def _full_copy(plan: EnginePlan, rank: Rank) -> torch.nn.Module:
+    from corral.engine.model import build_model
+
+    return build_model(plan, rank).requires_grad_(False).eval()
