@@ -7,13 +7,23 @@ forward as the keyword argument `CONTEXT`; transformers hands unknown keyword ar
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from corral.engine.sequence_parallel import SequenceParallel
+from corral.errors import ConfigError
+
 ATTENTION = "corral"
 CONTEXT = "attention_context"
+
+# Keyword arguments that carry nothing an attention context has to honour. Everything else a model passes is refused by
+# name unless it is None: an argument that is ignored silently gives logits that are wrong but look right.
+_HARMLESS = frozenset({CONTEXT, "scaling", "position_ids", "use_cache"})
 
 
 class AttentionContext(Protocol):
@@ -22,17 +32,70 @@ class AttentionContext(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class PackedAttention:
+    """Causal attention within each segment of one packed row; no sample sees another.
+
+    cu_seqlens: bounds of the segments of the whole row, first 0, last its length. With sequence parallelism q, k and v hold
+    this rank's slice of the row (L / sp tokens, all heads) and so does the result; in between the rank attends over the whole
+    row with H / sp heads (Ulysses, Jacobs et al. 2023).
+    """
+
+    cu_seqlens: tuple[int, ...]
+    sp: SequenceParallel | None = None
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+        if self.sp is None:
+            return self._segments(q, k, v, scaling).transpose(1, 2)
+        return self.sp.to_sequence(self._segments(*self.sp.to_heads(q, k, v), scaling))
+
+    def _segments(self, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+        """[1, H, L, D] from whole rows. One kernel call a segment: on CPU a block mask would cost L² for the whole row."""
+        lengths = [end - start for start, end in zip(self.cu_seqlens, self.cu_seqlens[1:], strict=False)]
+        if q.shape[2] != self.cu_seqlens[-1]:
+            raise ValueError(f"the row has {q.shape[2]} tokens, its segments end at {self.cu_seqlens[-1]}")
+        groups = q.shape[1] // k.shape[1]
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        parts = zip(q.split(lengths, dim=2), k.split(lengths, dim=2), v.split(lengths, dim=2), strict=True)
+        return torch.cat(
+            [F.scaled_dot_product_attention(*part, is_causal=True, scale=scaling) for part in parts], dim=2
+        )
+
+
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """The function transformers calls; refuses by name whatever it would otherwise silently get wrong."""
+    """The function transformers calls; refuses by name whatever it would otherwise silently get wrong.
+
+    ConfigError: a mask, an argument no context implements (sliding_window, softcap, s_aux, ...), dropout, attention that
+    is not causal.
+    """
     context: AttentionContext | None = kwargs.get(CONTEXT)
     if context is None:
         raise ValueError(f"a model with attention {ATTENTION!r} was called without {CONTEXT}")
+    _refuse(module, attention_mask, kwargs)
     scaling = kwargs.get("scaling")
     return context.attend(
         module.layer_idx, query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling
     ), None
+
+
+def _refuse(module: nn.Module, attention_mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+    """ConfigError that names the first thing this path does not implement."""
+    where = f"attention of {type(module).__name__}"
+    if attention_mask is not None:
+        raise ConfigError(f"{where}: an attention mask was passed; rows are packed and need none")
+    if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
+        raise ConfigError(f"{where} is not causal; only causal language models can be trained")
+    if kwargs.get("dropout"):
+        raise ConfigError(
+            f"{where} drops out with p={kwargs['dropout']}; dropout would make results depend on how samples are packed: "
+            "set override_config.attention_dropout=0"
+        )
+    for name, value in kwargs.items():
+        if name not in _HARMLESS and name not in ("dropout", "is_causal") and value is not None:
+            raise ConfigError(f"{where} uses {name}={value!r}, which Corral's attention does not implement")
 
 
 AttentionInterface.register(ATTENTION, attend)

@@ -1,0 +1,87 @@
+"""The process group and the meshes of one rank. A world of one has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from corral.engine.rank import Rank
+from corral.engine.sequence_parallel import SequenceParallel
+from corral.errors import ConfigError
+
+# CPU tensors are reduced too (results, gradient norms of offloaded parameters), so accelerators keep a CPU backend.
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
+TIMEOUT = timedelta(minutes=30)
+"""Of one collective. A dead peer is noticed by the launcher, within seconds; this bounds what nobody else notices."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Where a rank stands for one model: dp_rank = rank // sp, sp_rank = rank % sp.
+
+    mesh: the flat world, over which parameters are sharded; None in a world of one. sequence: the ranks that share this
+    rank's rows; None when sp is 1.
+    """
+
+    rank: int
+    world: int
+    sp: int
+    mesh: DeviceMesh | None
+    sequence: SequenceParallel | None
+
+    @property
+    def sp_rank(self) -> int:
+        return self.rank % self.sp
+
+    @property
+    def dp_rank(self) -> int:
+        return self.rank // self.sp
+
+
+def device_of(rank: Rank) -> torch.device:
+    """This rank's device. Launchers may show a process all devices of its node or only its own."""
+    if rank.device == "cpu":
+        return torch.device("cpu")
+    count = torch.get_device_module(rank.device).device_count()
+    return torch.device(rank.device, rank.local_rank if rank.local_rank < count else 0)
+
+
+def connect(rank: Rank) -> None:
+    """Join the process group of the world, once per process; every rank calls it. Nothing to do in a world of one."""
+    if rank.world == 1 or dist.is_initialized():
+        return
+    if rank.master is None:
+        raise ValueError(f"rank {rank.rank} of {rank.world} was given no master address")
+    if rank.device != "cpu":
+        torch.get_device_module(rank.device).set_device(device_of(rank))
+    dist.init_process_group(
+        BACKENDS[rank.device],
+        init_method=f"tcp://{rank.master}",
+        rank=rank.rank,
+        world_size=rank.world,
+        timeout=TIMEOUT,
+    )
+
+
+@cache
+def parallel(rank: Rank, sp: int) -> Parallel:
+    """The meshes for sequence parallelism of degree `sp`; made once per degree, by all ranks in the same order.
+
+    ConfigError: sp does not divide the world.
+    """
+    if rank.world % sp:
+        raise ConfigError(f"ulysses_sequence_parallel_size={sp} does not divide the {rank.world} devices")
+    if rank.world == 1:
+        return Parallel(rank=0, world=1, sp=1, mesh=None, sequence=None)
+    connect(rank)
+    mesh = init_device_mesh(rank.device, (rank.world,), mesh_dim_names=("world",))
+    sequence = None
+    if sp > 1:
+        grid = init_device_mesh(rank.device, (rank.world // sp, sp), mesh_dim_names=("dp", "sp"))
+        sequence = SequenceParallel(grid.get_group("sp"), sp)
+    return Parallel(rank=rank.rank, world=rank.world, sp=sp, mesh=mesh, sequence=sequence)

@@ -1,0 +1,57 @@
+"""Weights out of an engine: to a rollout engine, tensor by tensor, or to a model folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+# What a model folder holds beside the model: everything but weights and the config, which the model writes itself.
+_BESIDE = (".json", ".txt", ".jinja", ".model", ".py")
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor (a collective), or a plain tensor as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def full_weights(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and saved buffers by name, whole, one at a time. Tied ones come once. Every rank has to exhaust it."""
+    seen: set[int] = set()
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, full_tensor(tensor.detach())
+
+
+def write_folder(path: Path, module: PreTrainedModel, tokenizer: Path, *, writer: bool) -> None:
+    """A transformers folder at `path` (replaced if it exists): safetensors in master dtype, config, tokenizer files.
+
+    All ranks call it, one writes. It is written beside `path` and renamed, so a folder at `path` is always complete.
+    """
+    weights = {name: tensor.cpu() for name, tensor in full_weights(module) if writer}
+    if not writer:
+        return
+    path = path.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh, old = (path.with_name(f".{path.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        for file in sorted(tokenizer.iterdir()):
+            if file.is_file() and file.suffix in _BESIDE and file.name != "config.json" and "index" not in file.name:
+                shutil.copyfile(file, fresh / file.name)
+        module.save_pretrained(fresh, state_dict=weights)
+        if path.exists():
+            path.rename(old)
+        fresh.rename(path)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

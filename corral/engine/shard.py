@@ -1,0 +1,53 @@
+"""FSDP2 over the flat world, and the compute dtype. In a world of one the module stays plain."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+
+from corral.config.plan import EnginePlan
+from corral.engine.distributed import Parallel
+from corral.errors import ConfigError
+
+
+def shard(model: PreTrainedModel, plan: EnginePlan, at: Parallel) -> PreTrainedModel:
+    """The model with parameters sharded over all ranks, layer by layer; unchanged in a world of one."""
+    if plan.compute_dtype != plan.master_dtype and plan.compute_dtype not in ("bfloat16", "float16"):
+        raise ConfigError(f"{plan.role}: compute dtype {plan.compute_dtype} over {plan.master_dtype} weights is not possible")
+    if at.mesh is None:
+        return model
+    policy = MixedPrecisionPolicy()
+    if plan.compute_dtype != plan.master_dtype:
+        policy = MixedPrecisionPolicy(
+            param_dtype=getattr(torch, plan.compute_dtype), reduce_dtype=getattr(torch, plan.master_dtype)
+        )
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=at.mesh, mp_policy=policy, reshard_after_forward=plan.reshard_after_forward)
+    fully_shard(model, mesh=at.mesh, mp_policy=policy, reshard_after_forward=plan.reshard_after_forward)
+    return model
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The repeated blocks of a transformers model, by the class names it declares as not to be split."""
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ConfigError(f"{type(model).__name__} declares no layers (_no_split_modules), so it cannot be sharded")
+    return layers
+
+
+def sync_gradients(model: nn.Module, sync: bool) -> None:
+    """Whether the next backward reduces gradients over the world: only that of the last micro-batch has to."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(sync)
+
+
+def autocast(plan: EnginePlan, device: torch.device, at: Parallel) -> AbstractContextManager[object]:
+    """The compute dtype in a world of one, where no sharding policy casts."""
+    if at.mesh is not None or plan.compute_dtype == plan.master_dtype:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, plan.compute_dtype))
