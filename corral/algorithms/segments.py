@@ -48,11 +48,11 @@ def discounted_suffix_sums(x: Tensor, offsets: Tensor, decay: float) -> Tensor:
 
     step = torch.arange(_BLOCK, device=x.device)
     exponent = step[:, None] - step[None, :]  # row: source token, column: target token
-    powers = torch.tensor(decay, dtype=x.dtype, device=x.device) ** exponent.clamp(min=0)
-    sums = grid.view(-1, _BLOCK) @ powers.tril()
+    base = torch.tensor(decay, dtype=x.dtype, device=x.device)  # a plain float would give powers in the default dtype
+    sums = grid.view(-1, _BLOCK) @ (base ** exponent.clamp(min=0)).tril()
     if bool((blocks > 1).any()):
         starts = discounted_suffix_sums(sums[:, 0], block_offsets, decay**_BLOCK)
         following = torch.cat([starts[1:], starts.new_zeros(1)])
         following[block_offsets[1:][blocks > 0] - 1] = 0
-        sums = sums + following[:, None] * decay ** (_BLOCK - step)
+        sums = sums + following[:, None] * base ** (_BLOCK - step)
     return sums.reshape(-1)[slot]
