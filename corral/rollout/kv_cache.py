@@ -121,8 +121,9 @@ class DecodeAttention:
         """q [B, H, 1, D]; k, v [B, Hkv, 1, D]; result [B, 1, H, D]."""
         batch, heads, _, size = q.shape
         keys, values = self.cache.store[layer, :, :batch]
-        keys[self.slots, :, self.positions] = k[:, :, 0]
-        values[self.slots, :, self.positions] = v[:, :, 0]
+        # Under autocast a norm may hand over another dtype than the one the attention kernel computes in.
+        keys[self.slots, :, self.positions] = k[:, :, 0].to(keys.dtype)
+        values[self.slots, :, self.positions] = v[:, :, 0].to(values.dtype)
         # The query heads that share a key head become the queries of one attention: nothing is repeated.
         kv_heads = k.shape[1]
         grouped = q.reshape(batch, kv_heads, heads // kv_heads, size)

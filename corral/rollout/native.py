@@ -27,9 +27,10 @@ _PREFILL_TOKENS = 8192
 class NativeEngine:
     """Generates with a causal LM built with `attn_implementation=ATTENTION`: the trainer's own module or a full copy.
 
-    The module computes in its own dtype and is left as it was found (training flags of every submodule, no gradients).
-    At most plan.max_num_seqs sequences, and at most cache_bytes of keys and values, are in flight; neither changes the
-    result of a sample. max_length: positions the model has; a request beyond it is a bug of the caller.
+    The module computes in its own dtype, or under autocast in compute_dtype where the trainer does so, and is left as
+    it was found (training flags of every submodule, no gradients). At most plan.max_num_seqs sequences, and at most
+    cache_bytes of keys and values, are in flight; neither changes the result of a sample. max_length: positions the
+    model has; a request beyond it is a bug of the caller.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class NativeEngine:
         eos_token_ids: Sequence[int],
         plan: RolloutPlan,
         max_length: int,
+        compute_dtype: torch.dtype | None = None,
         cache_bytes: int = 4 << 30,
     ) -> None:
         parameter = next(module.parameters())
@@ -46,7 +48,9 @@ class NativeEngine:
         self._plan = plan
         self._max_length = max_length
         self._device = parameter.device
-        self._layout = CacheLayout.of(module, parameter.dtype)
+        self._compute_dtype = compute_dtype or parameter.dtype
+        self._autocast = self._compute_dtype != parameter.dtype
+        self._layout = CacheLayout.of(module, self._compute_dtype)
         self._cache_bytes = cache_bytes
         self._cache: KVCache | None = None
         self._awake = True
@@ -160,9 +164,10 @@ class NativeEngine:
         return self._forward(tokens[:, None], positions[:, None], context, keep=0)[:, 0]
 
     def _forward(self, ids: Tensor, positions: Tensor, context: AttentionContext, keep: int | Tensor) -> Tensor:
-        logits: Tensor = self._module(
-            input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, **{CONTEXT: context}
-        ).logits
+        with torch.autocast(self._device.type, dtype=self._compute_dtype, enabled=self._autocast):
+            logits: Tensor = self._module(
+                input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, **{CONTEXT: context}
+            ).logits
         return logits
 
 
@@ -248,7 +253,7 @@ def _leave(cache: KVCache, live: list[int], done: Sequence[int], call: _Call) ->
 
 @contextmanager
 def _generating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode (no dropout, no gradient checkpointing) without gradients; afterwards every training flag as before."""
+    """Evaluation mode (no dropout, no gradient checkpointing), no gradients; every training flag is put back."""
     flags = [(m, m.training) for m in module.modules()]
     module.eval()
     try:
