@@ -103,7 +103,7 @@ def read_case(path: Path) -> Case:
     top = _Section(document, str(path))
     case = Case(
         name=top.text("name"),
-        summary=top.text("summary", ""),
+        summary=top.text("summary"),
         topology=_topology(top.section("topology")) if "topology" in top.values else None,
         command=top.texts("command"),
         env=top.section("env").all_texts(),

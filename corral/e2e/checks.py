@@ -68,7 +68,7 @@ def _equal(name: str, expected: object, found: object, detail: str = "") -> Chec
 
 
 def _word(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return json.dumps(value, default=str)
 
 
 def _plan_checks(case: Case, facts: Facts) -> Iterator[Check]:

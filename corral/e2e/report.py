@@ -1,4 +1,4 @@
-"""What a person reads at the end of a case: a short table of the last step, the checks, and the verdict as last line."""
+"""What a person reads at the end of a case: a short table of the last step, the checks, and last the verdict."""
 
 from __future__ import annotations
 

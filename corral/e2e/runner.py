@@ -21,8 +21,8 @@ from corral.errors import ConfigError, CorralError, DeadlineError, InfraError
 
 
 def run_case(case: Case, runs: Path) -> int:
-    """Run the case in a new folder below `runs`, say what was found, return the exit status of the verdict: 0 passed; the
-    command's own exit code when that is not the expected one; 1 when another expectation failed; 124, 130, 143."""
+    """Run the case in a new folder below `runs`, say what was found, return the exit status of the verdict: 0 passed;
+    the command's own exit code when that is not the expected one; 1 when another expectation failed; 124, 130, 143."""
     started = time.monotonic()
     run_dir = _new_run_dir(runs, case.name)
     with Signals() as signals, _Output(run_dir / "console.log") as output:

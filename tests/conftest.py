@@ -1,0 +1,11 @@
+"""Settings every test shares. Set before torch is imported anywhere: one thread a process, on machines with few cores."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# A cluster that happens to run on this machine is none of the tests' business.
+os.environ.pop("RAY_ADDRESS", None)
