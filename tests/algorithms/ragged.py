@@ -9,7 +9,8 @@ from torch import Tensor
 OUTSIDE = (float("nan"), float("inf"), float("-inf"), 0.0, 3.0)
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 
-numbers = st.floats(-5, 5, allow_nan=False, width=64)
+# Rounded: a product of two tiny numbers underflows, and which branch of a clip won is then undecided.
+numbers = st.floats(-5, 5).map(lambda x: round(x, 6))
 
 
 @st.composite
