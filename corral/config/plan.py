@@ -197,13 +197,15 @@ class AlgorithmPlan:
 class TrainerPlan:
     project_name: str
     experiment_name: str
-    run_dir: str
+    run_dir: str  # records: plan, configuration, metrics, traces, logs
+    checkpoint_dir: str  # saved weights; the run folder unless CORRAL_RUN_DIR moves the records
     logger: tuple[str, ...]
     total_epochs: int
     total_training_steps: int | None  # None: steps per epoch × epochs, known once the data is read
     critic_warmup: int
     balance_batch: bool
     save_freq: int
+    save_contents: tuple[str, ...]  # hf_model: the weights as a model folder
     test_freq: int
     val_before_train: bool
     val_only: bool
@@ -242,6 +244,7 @@ class Plan:
 
     @property
     def samples_per_step(self) -> int:
+        """Samples of one iteration: prompts × samples per prompt."""
         return self.data.train_batch_size * self.rollout.sampling.n
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,0 +1,62 @@
+"""Overrides on top of the schema's defaults, through Hydra's compose API: no YAML files, no side effects."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any, cast, get_args, get_origin
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from corral.config.overrides import Override, quoted
+from corral.config.schema.root import Config, leaves
+from corral.errors import ConfigError
+
+
+def compose(overrides: Sequence[Override]) -> tuple[Config, dict[str, Any]]:
+    """The typed configuration and the same as plain data, interpolations resolved.
+
+    Raises ConfigError for a value of the wrong type or an interpolation that leads nowhere.
+    """
+    ConfigStore.instance().store(name="corral", node=Config)
+    by_argument = {argument: override for override in overrides for argument in override.arguments()}
+    try:
+        with hydra.initialize(version_base="1.3", config_path=None):
+            composed = hydra.compose("corral", overrides=list(by_argument))
+        plain = OmegaConf.to_container(composed, resolve=True)
+        return cast(Config, OmegaConf.to_object(composed)), cast(dict[str, Any], plain)
+    except HydraException as error:
+        named = [argument for argument in by_argument if argument in str(error)]
+        raise ConfigError(_wrong_type(by_argument[max(named, key=len)]) if named else _one_line(error)) from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from None
+
+
+def _wrong_type(override: Override) -> str:
+    kind = leaves()[override.keys[0]].kind if override.keys[0] in leaves() else Any
+    line = f"{override.given}={override.text}: expected {_in_words(kind)}"
+    if get_origin(kind) is list and not isinstance(override.value, list):
+        return f"{line}; write {shlex.quote(f'{override.given}=[{override.text}]')}"
+    if kind is str:
+        return f"{line}; write {quoted(override.given, override.text)}"
+    return line
+
+
+def _in_words(kind: Any) -> str:
+    """int | None → "a whole number or null"."""
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "text", type(None): "null"}
+    if get_origin(kind) is list:
+        return f"a list of {'whole numbers' if get_args(kind) == (int,) else 'values'}"
+    if get_origin(kind) is dict:
+        return "a mapping, {name: value}"
+    if get_args(kind):
+        return " or ".join(words[part] for part in get_args(kind))
+    return cast(str, words.get(kind, "another kind of value"))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

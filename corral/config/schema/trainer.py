@@ -1,0 +1,40 @@
+"""trainer.*: where and how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from corral.config.section import Section, key
+
+
+@dataclass
+class Trainer(Section):
+    project_name: str = key("corral", "Project; part of the run folder.")
+    experiment_name: str = key("run", "Experiment; part of the run folder.")
+    nnodes: int = key(1, "Nodes.", "nodes")
+    n_gpus_per_node: int = key(1, "Devices per node; on cpu logical devices, one process each.", "devices")
+    device: str = key("auto", "auto, cpu, cuda or npu.")
+    total_epochs: int = key(30, "Passes over the training set.")
+    total_training_steps: int | None = key(None, "Iterations; null: as many as the epochs hold.", "steps")
+    critic_warmup: int = key(0, "Iterations that update only the critic.", "steps")
+    balance_batch: bool = key(True, "Spread the tokens of a mini-batch evenly over the DP ranks.")
+    logger: Any = key(["console", "file"], "Where metrics go: console, file (metrics.jsonl in the run folder).")
+    save_freq: int = key(-1, "Iterations between weight exports; -1: never. The last iteration is saved too.", "steps")
+    test_freq: int = key(-1, "Iterations between validations; -1: never. The last iteration validates too.", "steps")
+    val_before_train: bool | None = key(None, "Validate before the first iteration; null: when test_freq > 0.")
+    val_only: bool = key(False, "Validate once and stop.")
+    val_cost_rows: int = key(
+        128, "On cpu, a validation set with more rows prints its estimated cost before it starts.", "rows"
+    )
+    resume_mode: str = key("disable", "disable: start from the model folder.")
+    default_local_dir: str = key(
+        "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
+        "Run folder: plan, configuration, metrics, traces, logs and saved weights.",
+    )
+    rollout_data_dir: str | None = key(
+        None, "Folder for one JSONL file of prompts, responses and scores per iteration."
+    )
+    cluster_wait: float = key(
+        120.0, "How long to wait for the nodes and devices of a cluster that is joined.", "seconds"
+    )

@@ -1,0 +1,13 @@
+"""CPU: every process is one logical device."""
+
+from corral.platform.facts import Platform
+
+CPU = Platform(
+    device="cpu",
+    ray_resource="CPU",
+    backend="gloo",
+    visible_devices=None,
+    ray_noset=None,
+    compute_dtype="float32",
+    device_files=None,
+)

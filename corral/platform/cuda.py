@@ -1,0 +1,13 @@
+"""NVIDIA GPU."""
+
+from corral.platform.facts import Platform
+
+CUDA = Platform(
+    device="cuda",
+    ray_resource="GPU",
+    backend="cpu:gloo,cuda:nccl",
+    visible_devices="CUDA_VISIBLE_DEVICES",
+    ray_noset="RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
+    compute_dtype="bfloat16",
+    device_files="nvidia[0-9]*",
+)
