@@ -49,5 +49,5 @@ def write_splits(out: Path, splits: Mapping[str, Sequence[Row]]) -> list[Path]:
                 written.append(out / f"{split}.parquet")
                 os.replace(Path(scratch) / f"{split}.parquet", written[-1])
     except OSError as error:
-        raise InfraError(f"cannot write to {out}: {error.strerror or error}; free space or choose another folder") from error
+        raise InfraError(f"cannot write to {out}: {error.strerror or error}; choose another folder") from error
     return written

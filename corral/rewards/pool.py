@@ -1,0 +1,90 @@
+"""Scoring in processes of its own: a function that hangs, crashes or prints cannot take the run's driver with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from corral.config.plan import RewardPlan
+from corral.errors import DataError
+from corral.rewards.custom import check_file
+from corral.rewards.worker import Failure, RewardItem, Score, Scoring, ignore_interrupts, score_item, warm_up
+
+__all__ = ["RewardItem", "RewardPool", "Score"]
+
+_Answer = TypeVar("_Answer")
+
+
+class RewardPool:
+    """`plan.num_workers` processes that score responses. Use it as a context manager; leaving it ends them all.
+
+    Entering starts the processes and has one of them load the custom function, without waiting for either, so the cost
+    is hidden behind whatever the caller does next. Processes are spawned, not forked (the driver has threads), and
+    import nothing heavy.
+    """
+
+    def __init__(self, plan: RewardPlan) -> None:
+        if plan.custom_path is not None:
+            check_file(plan.custom_path)
+        self._scoring = Scoring(plan.custom_path, plan.custom_name, dict(plan.reward_kwargs))
+        self._timeout = plan.timeout
+        self._pool = ProcessPool(
+            max_workers=plan.num_workers,
+            initializer=ignore_interrupts,
+            context=multiprocessing.get_context("spawn"),
+        )
+        self._warm: Future[Failure | None] | None = None
+
+    def __enter__(self) -> RewardPool:
+        self._warm = self._pool.schedule(warm_up, args=[self._scoring], timeout=self._timeout)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.stop()
+        self._pool.join()
+
+    def ready(self) -> None:
+        """Wait until a custom function is loaded. Raises DataError, in one line, when it cannot be."""
+        if self._warm is not None:
+            self._accept(self._outcome(self._warm, "loading the reward function"))
+
+    def score(self, items: Sequence[RewardItem]) -> list[Score]:
+        """Scores in the order of the items, `plan.timeout` seconds at most for each.
+
+        Raises DataError naming the row when a function raises (its traceback goes to stderr first), takes too long,
+        ends its process, or does not return a finite number.
+        """
+        self.ready()
+        futures = [self._pool.schedule(score_item, args=[self._scoring, item], timeout=self._timeout) for item in items]
+        try:
+            return [
+                self._accept(self._outcome(future, f"reward of row {item.row}"))
+                for item, future in zip(items, futures, strict=True)
+            ]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _outcome(self, future: Future[_Answer], what: str) -> _Answer:
+        try:
+            return future.result()
+        except TimeoutError:
+            raise DataError(
+                f"{what}: took more than {self._timeout:g} s; speed the function up or raise reward.timeout"
+            ) from None
+        except ProcessExpired as error:
+            raise DataError(f"{what}: the function ended its process (exit code {error.exitcode})") from error
+
+    def _accept(self, outcome: Any) -> Any:
+        if isinstance(outcome, Failure):
+            sys.stderr.write(outcome.traceback)
+            raise DataError(outcome.message)
+        return outcome
