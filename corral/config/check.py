@@ -81,8 +81,8 @@ def _check_model(plan: Plan, engine: EnginePlan, shape: ModelShape) -> None:
     if shape.longest is not None and longest > shape.longest:
         raise ConfigError(
             f"data.max_prompt_length={plan.data.max_prompt_length} + data.max_response_length="
-            f"{plan.data.max_response_length} = {longest} tokens exceed the {shape.longest} positions of the {engine.role} "
-            f"model {engine.model.path}; lower one of them"
+            f"{plan.data.max_response_length} = {longest} tokens exceed the {shape.longest} positions of the "
+            f"{engine.role} model {engine.model.path}; lower one of them"
         )
 
 
@@ -91,10 +91,11 @@ def _check_heads(engine: EnginePlan, shape: ModelShape) -> None:
         return
     if shape.heads % engine.sp:
         raise ConfigError(
-            f"{_SP_KEY[engine.role]}={engine.sp} does not divide the {shape.heads} attention heads of {engine.model.path}"
+            f"{_SP_KEY[engine.role]}={engine.sp} does not divide the {shape.heads} attention heads "
+            f"of {engine.model.path}"
         )
     if shape.kv_heads % engine.sp and engine.sp % shape.kv_heads:
         raise ConfigError(
-            f"{_SP_KEY[engine.role]}={engine.sp} and the {shape.kv_heads} key/value heads of {engine.model.path}: one has "
-            "to divide the other"
+            f"{_SP_KEY[engine.role]}={engine.sp} and the {shape.kv_heads} key/value heads of {engine.model.path}: "
+            "one has to divide the other"
         )

@@ -55,7 +55,7 @@ def _in_words(kind: Any) -> str:
         return "a mapping, {name: value}"
     if get_args(kind):
         return " or ".join(words[part] for part in get_args(kind))
-    return cast(str, words.get(kind, "another kind of value"))
+    return words.get(kind, "another kind of value")
 
 
 def _one_line(error: Exception) -> str:

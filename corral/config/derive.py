@@ -224,10 +224,8 @@ def _reward(reward: Reward) -> RewardPlan:
 
 def _function_source(path: str | None) -> str | None:
     """A file as an absolute path, a module as its dotted name."""
-    if (
-        path is None
-        or (all(part.isidentifier() for part in path.removesuffix(".py").split("."))
-        and not path.endswith(".py"))
+    if path is None or (
+        all(part.isidentifier() for part in path.removesuffix(".py").split(".")) and not path.endswith(".py")
     ):
         return path
     file = local_path(path)

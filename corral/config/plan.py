@@ -1,7 +1,7 @@
 """The Plan: what a run will do, derived once from the configuration and the topology.
 
-Everything downstream of the configuration reads the Plan and nothing else, so a number that is printed before the run is
-the number the run uses. Units: prompts and samples as named, token budgets in tokens, times in seconds.
+Everything downstream of the configuration reads the Plan and nothing else, so a number that is printed before the run
+is the number the run uses. Units: prompts and samples as named, token budgets in tokens, times in seconds.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class RolloutPlan:
 
 @dataclass(frozen=True)
 class SkipPlan:
-    """Record and replay of generations (skip.rollout). `dump_dir` is the folder of this experiment and these lengths."""
+    """Record and replay of generations (skip.rollout). `dump_dir` is the folder of this experiment and its lengths."""
 
     enable: bool
     dump_dir: str

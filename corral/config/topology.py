@@ -21,8 +21,8 @@ def topology(trainer: Trainer, device: str, environ: Mapping[str, str]) -> tuple
     if launcher == "ray" and address is None:
         if device != "cpu" and nodes > 1:
             raise ConfigError(
-                f"trainer.nnodes={nodes} on {device} needs a Ray cluster and RAY_ADDRESS is not set: run `ray start --head` "
-                "on one node, `ray start --address=HEAD:6379` on the others, then set RAY_ADDRESS=HEAD:6379"
+                f"trainer.nnodes={nodes} on {device} needs a Ray cluster and RAY_ADDRESS is not set: run `ray start "
+                "--head` on one node, `ray start --address=HEAD:6379` on the others, then set RAY_ADDRESS=HEAD:6379"
             )
         where = "node with" if nodes == 1 else "nodes with"
         each = "" if nodes == 1 else " each"

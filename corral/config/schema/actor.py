@@ -1,5 +1,6 @@
 """actor_rollout_ref.actor.*: the policy update."""
 
+# ruff: noqa: RUF009 (key and section build dataclass fields)
 from __future__ import annotations
 
 from dataclasses import dataclass

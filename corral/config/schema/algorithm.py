@@ -1,5 +1,6 @@
 """algorithm.*: how rewards become advantages."""
 
+# ruff: noqa: RUF009 (key and section build dataclass fields)
 from __future__ import annotations
 
 from dataclasses import dataclass

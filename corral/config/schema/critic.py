@@ -1,5 +1,6 @@
 """critic.*: the value model and its update."""
 
+# ruff: noqa: RUF009 (key and section build dataclass fields)
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """data.*: the prompts."""
 
+# ruff: noqa: RUF009 (key and section build dataclass fields)
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """actor_rollout_ref.model.* and critic.model.*: the weights a role starts from."""
 
+# ruff: noqa: RUF009 (key and section build dataclass fields)
 from __future__ import annotations
 
 from dataclasses import dataclass

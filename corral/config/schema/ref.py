@@ -1,5 +1,6 @@
 """actor_rollout_ref.ref.*: the frozen reference model; built when a KL term needs it."""
 
+# ruff: noqa: RUF009 (key and section build dataclass fields)
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,6 @@
 """The whole schema, and a flat view of it."""
 
+# ruff: noqa: RUF009 (key and section build dataclass fields)
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields

@@ -1,5 +1,6 @@
 """trainer.*: where and how long."""
 
+# ruff: noqa: RUF009 (key and section build dataclass fields)
 from __future__ import annotations
 
 from dataclasses import dataclass
