@@ -1,4 +1,4 @@
-"""Settings every test shares. Set before torch is imported anywhere: one thread a process, on machines with few cores."""
+"""Settings every test shares, made before anything imports torch: one thread a process, nothing from outside."""
 
 from __future__ import annotations
 

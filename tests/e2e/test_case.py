@@ -82,5 +82,5 @@ def test_a_file_that_is_no_case(tmp_path):
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(ConfigError, match="expected a mapping"):
         find_case(str(tmp_path / "list.yaml"))
-    with pytest.raises(ConfigError, match="no case is called 'two-node'; there are: .*two-node-ppo"):
+    with pytest.raises(ConfigError, match=r"no case is called 'two-node'; there are: .*two-node-ppo"):
         find_case("two-node")
