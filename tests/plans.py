@@ -21,7 +21,9 @@ from corral.config.plan import (
 )
 
 
-def tiny_engine(role: str = "actor", *, world: int = 1, sp: int = 1, path: str = "", dtype: str = "float32") -> EnginePlan:
+def tiny_engine(
+    role: str = "actor", *, world: int = 1, sp: int = 1, path: str = "", dtype: str = "float32"
+) -> EnginePlan:
     """One engine over `world` ranks with AdamW at lr 1e-3 and a small token budget."""
     return EnginePlan(
         role=role,
@@ -59,5 +61,7 @@ def tiny_plan(*, world: int = 1, sp: int = 1, path: str = "", dtype: str = "floa
         skip=SkipPlan(False, "", (), "cache"),
         reward=RewardPlan(None, "compute_score", {}, 1, 10.0),
         algorithm=AlgorithmPlan("gae", 1.0, 1.0, False, "kl", 0.001),
-        trainer=TrainerPlan("p", "e", "", ("console",), 1, 1, 0, True, -1, -1, False, False, 100, None, 10.0),
+        trainer=TrainerPlan(
+            "p", "e", "", "", ("console",), 1, 1, 0, True, -1, ("hf_model",), -1, False, False, 100, None, 10.0
+        ),
     )

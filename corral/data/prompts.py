@@ -73,6 +73,17 @@ class PromptDataset:
             for row, ids in zip(rows, self._tokens(rows), strict=True)
         ]
 
+    def of_rows(self, rows: Sequence[int]) -> list[Prompt]:
+        """The prompts of data rows (`Prompt.row`), in this order, also where filtering has moved them to another position.
+
+        Raises DataError naming a row that this data set does not have.
+        """
+        position = {row.row: index for index, row in enumerate(self._rows)}
+        missing = [row for row in rows if row not in position]
+        if missing:
+            raise DataError(f"data row {missing[0]} is not among the {len(self)} rows of the training files")
+        return self.batch([position[row] for row in rows])
+
     def _tokens(self, rows: Sequence[DataRow]) -> list[list[int]]:
         """Straight from the template: nothing is decoded and encoded again."""
         from jinja2 import TemplateError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -13,7 +14,8 @@ from corral.data.loader import PromptLoader
 from corral.data.prompts import Prompt, PromptDataset
 from corral.errors import TrainingError
 from corral.rollout.base import Completion, Request
-from corral.rollout.replay import DumpMismatch, Replay, fingerprint
+from corral.rollout.fingerprint import Fingerprint, fingerprint
+from corral.rollout.replay import DumpMismatch, Replay
 from corral.workers.group import WorkerGroup
 
 log = logging.getLogger(__name__)
@@ -39,37 +41,26 @@ class Generation:
         self._probe = probe
         self._eos_token_ids = eos_token_ids
         self._replay = Replay(plan.skip) if plan.skip.enable else None
-        self._fingerprint = fingerprint(plan) if plan.skip.enable else None
 
     def next(self, step: int) -> tuple[Batch, list[Prompt], bool]:
         """The batch in prompt order, the prompt of each sample, and whether it was replayed."""
         prompts = self._loader.next_batch()
-        recorded = self._recorded(step, prompts)
+        n = self._plan.rollout.sampling.n
+        requests = [
+            Request(prompt_ids=prompt.prompt_ids, row=prompt.row, sample_index=k)
+            for prompt in prompts
+            for k in range(n)
+        ]
+        recorded = self._recorded(step, requests)
         if recorded is not None:
-            return recorded, [self._dataset[int(row)] for row in recorded.row], True
-        batch = self._generate(step, prompts)
-        if self._replay is not None and step in self._plan.skip.steps:
-            assert self._fingerprint is not None
+            return recorded, self._dataset.of_rows(recorded.row.tolist()), True
+        self.start()
+        dtype = torch.float64 if self._plan.actor.master_dtype == "float64" else torch.float32
+        batch = as_batch(prompts, self._group.generate(requests, self._plan.rollout.sampling, step), n, dtype)
+        if self._replay is not None and self._replay.applies(step):
             path = self._replay.store(step, batch, self._fingerprint)
             log.info("skip.rollout: step %d recorded in %s", step, path)
-        n = self._plan.rollout.sampling.n
         return batch, [prompt for prompt in prompts for _ in range(n)], False
-
-    def _recorded(self, step: int, prompts: Sequence[Prompt]) -> Batch | None:
-        if self._replay is None or step not in self._plan.skip.steps:
-            return None
-        path = self._replay.find(step)
-        if path is None:
-            log.info("skip.rollout: nothing recorded for step %d in %s yet: generating", step, self._plan.skip.dump_dir)
-            return None
-        assert self._fingerprint is not None
-        try:
-            batch = self._replay.load(path, self._fingerprint)
-        except DumpMismatch as mismatch:
-            log.warning("skip.rollout: %s; generating step %d anew", mismatch, step)
-            return None
-        log.info("skip.rollout: step %d replayed from %s, nothing is generated", step, path)
-        return batch
 
     def start(self) -> None:
         """Start the engine if none is running, with the actor's present weights."""
@@ -77,16 +68,25 @@ class Generation:
             self._group.start_rollout(self._eos_token_ids)
             push_weights(self._group, self._plan, self._probe)
 
-    def _generate(self, step: int, prompts: Sequence[Prompt]) -> Batch:
-        sampling = self._plan.rollout.sampling
-        self.start()
-        requests = [
-            Request(prompt_ids=prompt.prompt_ids, row=prompt.row, sample_index=k)
-            for prompt in prompts
-            for k in range(sampling.n)
-        ]
-        dtype = torch.float64 if self._plan.actor.master_dtype == "float64" else torch.float32
-        return as_batch(prompts, self._group.generate(requests, sampling, step), sampling.n, dtype)
+    def _recorded(self, step: int, requests: Sequence[Request]) -> Batch | None:
+        if self._replay is None or not self._replay.applies(step):
+            return None
+        path = self._replay.find(step)
+        if path is None:
+            log.info("skip.rollout: nothing recorded for step %d in %s yet: generating", step, self._plan.skip.dump_dir)
+            return None
+        try:
+            batch = self._replay.load(path, self._fingerprint, step=step, requests=requests)
+        except DumpMismatch as mismatch:
+            log.warning("skip.rollout: %s; generating step %d anew", mismatch, step)
+            return None
+        log.info("skip.rollout: step %d replayed from %s, nothing is generated", step, path)
+        return batch
+
+    @cached_property
+    def _fingerprint(self) -> Fingerprint:
+        """Read once: it digests the model folder and the training files."""
+        return fingerprint(self._plan)
 
 
 def push_weights(group: WorkerGroup, plan: Plan, probe: Batch) -> float:

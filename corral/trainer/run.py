@@ -53,11 +53,11 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
     """Open a run and close whatever it started, also when it fails half-way."""
     tokenizer = load_tokenizer(plan.actor.model)
     data = plan.data
-    train = PromptDataset(data.train_files, plan=data, tokenizer=tokenizer, max_samples=data.train_max_samples)
+    train = PromptDataset(data.train_files, data, tokenizer, data.train_max_samples)
     needs_validation = plan.trainer.test_freq > 0 or plan.trainer.val_before_train or plan.trainer.val_only
     validation = None
     if needs_validation:
-        validation = PromptDataset(data.val_files, plan=data, tokenizer=tokenizer, max_samples=data.val_max_samples)
+        validation = PromptDataset(data.val_files, data, tokenizer, data.val_max_samples)
     loader = PromptLoader(train, batch_size=data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
     total_steps = _total_steps(plan, loader)
     with ExitStack() as stack:
@@ -65,6 +65,8 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
         stack.callback(records.close)
         records.plan(plan, config)
         rewards = stack.enter_context(RewardPool(plan.reward))
+        if plan.reward.custom_path is not None:
+            rewards.ready()
         timers = Timers()
         stack.callback(lambda: records.trace(timers.events()))
         with timers("start_workers"):
@@ -105,7 +107,7 @@ def _total_steps(plan: Plan, loader: PromptLoader) -> int:
 
 def _launch(plan: Plan, horizon: int, records: Records) -> Launcher:
     if plan.topology.launcher == "in_process":
-        return InProcess(lambda rank: Worker(rank, plan, horizon), device=plan.topology.device)
+        return InProcess(lambda rank: Worker(rank, plan, horizon), plan.topology.device, records.folder)
     return RayLauncher(
         plan.topology,
         worker="corral.workers.worker:Worker",

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def validate(run: Run, step: int) -> dict[str, float]:
     """val-core/{source}/reward/mean@N, N samples a prompt, over the whole validation set."""
     assert run.validation is not None
-    prompts = [run.validation[row] for row in range(len(run.validation))]
+    prompts = run.validation.batch(range(len(run.validation)))
     sampling = run.plan.rollout.val_sampling
     run.generation.start()
     batch = as_batch(prompts, generate_all(run, prompts, step), sampling.n)

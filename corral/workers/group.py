@@ -119,7 +119,7 @@ class WorkerGroup:
 
     def _shares(self, batch: Batch, engine: EnginePlan, limits: MicroBatches) -> tuple[list[list[int]], list[Share]]:
         """Sample indices and share of each data-parallel rank."""
-        cut = split(batch.lengths, engine.dp, limits, balance_ranks=self.plan.trainer.balance_batch)
+        cut = split(batch.lengths, engine.dp, limits, balance=self.plan.trainer.balance_batch)
         for sample in cut.oversized:
             self._warn_oversized(engine.role, int(batch.row[sample]), batch.lengths[sample], limits.token_budget)
         padded = batch.padded(cut.padding)

@@ -118,6 +118,7 @@ class Worker:
                 eos_token_ids=eos_token_ids,
                 plan=self.plan.rollout,
                 max_length=self.plan.rollout.prompt_length + self.plan.rollout.response_length,
+                compute_dtype=getattr(torch, self.plan.actor.compute_dtype),
             )
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, step: int) -> list[Completion]:

@@ -61,7 +61,9 @@ class OneByOne:
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30)), min_size=1, max_size=20),
     split=st.sampled_from([(1, 1), (2, 1), (4, 2), (8, 2), (3, 1)]),
-    limits=st.sampled_from([MicroBatches(40, None), MicroBatches(10_000, None), MicroBatches(None, 1), MicroBatches(None, 3)]),
+    limits=st.sampled_from(
+        [MicroBatches(40, None), MicroBatches(10_000, None), MicroBatches(None, 1), MicroBatches(None, 3)]
+    ),
 )
 def test_results_come_back_in_the_order_of_the_batch(lengths, split, limits):
     world, sp = split
