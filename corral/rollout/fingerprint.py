@@ -36,8 +36,8 @@ class Fingerprint:
     """What every step of a run has in common. Equal: generations of the same rows may stand in for each other.
 
     model, tokenizer: digests of the folders (not of the live weights). data: digest of the training files. sampling:
-    how tokens are drawn, with seed and ignore_eos. sizes: limits of prompts and responses, samples of a step. max_num_seqs,
-    the engine and the world are absent because no sample depends on them.
+    how tokens are drawn, with seed and ignore_eos. sizes: limits of prompts and responses, samples of a step.
+    max_num_seqs, the engine and the world are absent because no sample depends on them.
     """
 
     model: str

@@ -126,9 +126,14 @@ class NativeEngine:
         """Ready again; the cache is allocated at the size the next call needs."""
         self._awake = True
 
+    @property
+    def cache_allocated(self) -> int:
+        """Bytes of keys and values held now."""
+        return 0 if self._cache is None else self._cache.store.nbytes
+
     def _room(self, sequences: int, tokens: int) -> KVCache:
         """A clean cache for that many sequences of that many tokens, or for as many as the limits allow."""
-        assert self._awake, "the engine sleeps"
+        assert self._awake, "the engine is asleep"
         affordable = max(1, self._cache_bytes // (self._layout.bytes_per_token * tokens))
         slots = min(sequences, self._plan.max_num_seqs, affordable)
         if self._cache is None or self._cache.slots < slots or self._cache.length < tokens:

@@ -86,8 +86,8 @@ class Replay:
         """The recorded samples, without rewards. Raises DumpMismatch that lists every difference; nothing is half used.
 
         requests: what the step would generate, in batch order; a dump of this step must hold exactly these data rows
-        and prompts. A dump of another step (action repeat) holds other prompts by nature: those are not compared, and the
-        caller takes rows and prompts from the batch, to score them against the ground truth they belong to.
+        and prompts. A dump of another step (action repeat) holds other prompts by nature: those are not compared, and
+        the caller takes rows and prompts from the batch, to score them against the ground truth they belong to.
         """
         try:
             meta = json.loads((path / META).read_bytes())

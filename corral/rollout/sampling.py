@@ -23,7 +23,7 @@ def is_greedy(sampling: Sampling) -> bool:
 
 
 def uniforms(seed: int, step: int, row: int, sample_index: int, count: int) -> Tensor:
-    """[count] float64 in [0, 1): the random stream of one sample, one number for each response token.
+    """[count] float64 in [0, 1): the random stream of one sample, one number for each response token (at least 1).
 
     Keyed by its four arguments alone through SHAKE-256, so the stream is the same in every process, on every device and
     with every version of torch, and a longer stream starts with the shorter one. (torch's CPU generator keeps 32 bits
