@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-def add_parsers(subparsers: Subparsers) -> None:
-    """Add `e2e` with its commands to the command line."""
+def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `e2e` with its commands. A parsed namespace carries `run`, which takes it and returns the exit code."""
     e2e = subparsers.add_parser("e2e", help="prove a run end to end and print a verdict")
     commands = e2e.add_subparsers(required=True, metavar="COMMAND")
 
