@@ -1,14 +1,15 @@
 """Attention plugged into transformers models through their public attention interface.
 
-A model built with `attn_implementation=ATTENTION` calls `attend` in every layer. What attention means for the call at hand
-(packed rows, sequence parallel, cached decoding) is decided by the context object that the caller passes to the model's
-forward as the keyword argument `CONTEXT`; transformers hands unknown keyword arguments through to the attention function.
+A model built with `attn_implementation=ATTENTION` calls `attend` in every layer. What attention means for the call at
+hand (packed rows, sequence parallel, cached decoding) is decided by the context object that the caller passes to the
+model's forward as the keyword argument `CONTEXT`; transformers hands unknown keyword arguments through to the
+attention function.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +37,9 @@ class AttentionContext(Protocol):
 class PackedAttention:
     """Causal attention within each segment of one packed row; no sample sees another.
 
-    cu_seqlens: bounds of the segments of the whole row, first 0, last its length. With sequence parallelism q, k and v hold
-    this rank's slice of the row (L / sp tokens, all heads) and so does the result; in between the rank attends over the whole
-    row with H / sp heads (Ulysses, Jacobs et al. 2023).
+    cu_seqlens: bounds of the segments of the whole row, first 0, last its length. With sequence parallelism q, k and
+    v hold this rank's slice of the row (L / sp tokens, all heads) and so does the result; in between the rank attends
+    over the whole row with H / sp heads (Ulysses, Jacobs et al. 2023).
     """
 
     cu_seqlens: tuple[int, ...]
@@ -50,16 +51,16 @@ class PackedAttention:
         return self.sp.to_sequence(self._segments(*self.sp.to_heads(q, k, v), scaling))
 
     def _segments(self, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-        """[1, H, L, D] from whole rows. One kernel call a segment: on CPU a block mask would cost L² for the whole row."""
+        """[1, H, L, D] from whole rows. One kernel call a segment: a block mask would cost L² on CPU."""
         lengths = [end - start for start, end in zip(self.cu_seqlens, self.cu_seqlens[1:], strict=False)]
         if q.shape[2] != self.cu_seqlens[-1]:
             raise ValueError(f"the row has {q.shape[2]} tokens, its segments end at {self.cu_seqlens[-1]}")
         groups = q.shape[1] // k.shape[1]
         if groups > 1:
             k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        parts = zip(q.split(lengths, dim=2), k.split(lengths, dim=2), v.split(lengths, dim=2), strict=True)
+        parts = zip(*(torch.split(x, lengths, dim=2) for x in (q, k, v)), strict=True)
         return torch.cat(
-            [F.scaled_dot_product_attention(*part, is_causal=True, scale=scaling) for part in parts], dim=2
+            [F.scaled_dot_product_attention(a, b, c, is_causal=True, scale=scaling) for a, b, c in parts], dim=2
         )
 
 
@@ -68,17 +69,17 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The function transformers calls; refuses by name whatever it would otherwise silently get wrong.
 
-    ConfigError: a mask, an argument no context implements (sliding_window, softcap, s_aux, ...), dropout, attention that
-    is not causal.
+    ConfigError: a mask, an argument no context implements (sliding_window, softcap, s_aux, ...), dropout, attention
+    that is not causal.
     """
     context: AttentionContext | None = kwargs.get(CONTEXT)
     if context is None:
         raise ValueError(f"a model with attention {ATTENTION!r} was called without {CONTEXT}")
     _refuse(module, attention_mask, kwargs)
     scaling = kwargs.get("scaling")
-    return context.attend(
-        module.layer_idx, query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling
-    ), None
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    return context.attend(cast(int, module.layer_idx), query, key, value, scaling), None
 
 
 def _refuse(module: nn.Module, attention_mask: Tensor | None, kwargs: dict[str, Any]) -> None:
@@ -90,7 +91,7 @@ def _refuse(module: nn.Module, attention_mask: Tensor | None, kwargs: dict[str, 
         raise ConfigError(f"{where} is not causal; only causal language models can be trained")
     if kwargs.get("dropout"):
         raise ConfigError(
-            f"{where} drops out with p={kwargs['dropout']}; dropout would make results depend on how samples are packed: "
+            f"{where} drops out with p={kwargs['dropout']}; results would depend on how samples are packed: "
             "set override_config.attention_dropout=0"
         )
     for name, value in kwargs.items():

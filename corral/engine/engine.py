@@ -1,7 +1,8 @@
 """One model on one rank: scores batches, takes optimizer steps, gives its weights away.
 
-Legend: R response tokens of the given batch, n those of one slice of one packed row. All calls but `lr` are collective: every
-rank of the world makes them, with equally many micro-batches. Sequence-parallel peers are given the same batch.
+Legend: R response tokens of the given batch, n those of one slice of one packed row. All calls but `lr` are
+collective: every rank of the world makes them, with equally many micro-batches. Sequence-parallel peers are given the
+same batch.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ from corral.engine.shard import autocast, shard, sync_gradients
 
 log = logging.getLogger(__name__)
 
+_FLOAT_FIELDS = (
+    *("rollout_log_probs", "old_log_probs", "ref_log_probs", "values"),
+    *("scores", "rewards", "advantages", "returns"),
+)
+
 
 @dataclass(frozen=True)
 class TrainStep:
@@ -48,8 +54,10 @@ class TrainStep:
 
 
 class Engine:
-    """A model that scores and, if the plan has an optimizer, trains. `module` is the transformers model (sharded when the
-    world is larger than one)."""
+    """A model that scores and, if the plan has an optimizer, trains.
+
+    `module` is the transformers model: plain in a world of one, else sharded.
+    """
 
     def __init__(self, plan: EnginePlan, rank: Rank, *, horizon: int) -> None:
         """horizon: iterations of the whole run, for the schedule. Errors as `build_model`."""
@@ -73,7 +81,7 @@ class Engine:
             self._log_probs = torch.compile(log_probs_and_entropy, dynamic=True)
 
     def loaded(self, *, optimizer: bool) -> AbstractContextManager[None]:
-        """Parameters (and the optimizer's state, if asked for) are on the device inside; every other call needs this."""
+        """Parameters (and optimizer state, if asked for) are on the device inside; every other call needs it."""
         return self._parking.loaded(optimizer=optimizer)
 
     # Scoring -------------------------------------------------------------------------------------------------------
@@ -84,8 +92,8 @@ class Engine:
     ) -> dict[str, Tensor]:
         """Per-token results [R] on the CPU, complete on every rank of the sequence group.
 
-        {"log_probs", and "entropy" if asked for} of actor and reference, {"values"} of a critic (prediction before the token).
-        micro: samples of each packed row; each sample of the batch in exactly one.
+        {"log_probs", and "entropy" if asked for} of actor and reference, {"values"} of a critic (prediction before
+        the token). micro: samples of each packed row; each sample of the batch in exactly one.
         """
         if sorted(i for row in micro for i in row) != list(range(len(batch))):
             raise ValueError("micro-batches have to hold each sample of the batch exactly once")
@@ -130,8 +138,8 @@ class Engine:
     ) -> TrainStep:
         """One optimizer step on the micro-batches of this rank (and of all other ranks, theirs).
 
-        The objective holds global denominators and returns the loss of a slice, so losses, gradients and statistics of all
-        micro-batches and ranks simply add up.
+        The objective holds global denominators and returns the loss of a slice, so losses, gradients and statistics
+        of all micro-batches and ranks simply add up.
         """
         if self.plan.optim is None or self.optimizer is None:
             raise ValueError(f"the {self.plan.role} was built without an optimizer")
@@ -193,6 +201,5 @@ class Engine:
 
 def _token_fields(batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:
     """What an objective may read about a token: mask, weight, and every float field that is set. All [R]."""
-    floats = ("rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "scores", "rewards", "advantages", "returns")
-    present = {name: getattr(batch, name) for name in floats if getattr(batch, name) is not None}
+    present = {name: getattr(batch, name) for name in _FLOAT_FIELDS if getattr(batch, name) is not None}
     return {"mask": batch.response_mask, "weight": weight, **present}

@@ -14,7 +14,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 def log_probs_and_entropy(
     logits: Tensor, targets: Tensor, temperature: float, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs [n] of targets [n] under softmax(logits [n, V] / temperature), and its entropy [n] in nats if asked for.
+    """Log-probs [n] of targets [n] under softmax(logits [n, V] / temperature), and its entropy [n] in nats.
 
     Both are differentiable. Float32, or float64 for float64 logits.
     """

@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from corral.config.plan import EnginePlan
@@ -23,14 +29,15 @@ from corral.errors import ConfigError, DataError
 
 _HEAD = "score."
 # Modules that mix neighbouring tokens of a row without asking the attention interface, by part of their class name.
-_MIXERS = ("mamba", "ssm", "deltanet", "linearattention", "lightningattention", "rwkv", "rglru", "hyena", "conv", "lstm", "gru")
+_MIXERS = ("mamba", "ssm", "deltanet", "linearattention", "lightningattention", "rwkv", "rglru", "hyena")
 
 
 def build_model(plan: EnginePlan, rank: Rank) -> PreTrainedModel:
     """The model of `plan` on the CPU of this rank, parameters in the master dtype, not sharded.
 
     A critic whose folder holds a causal LM gets a value head drawn from plan.seed, the same on every rank.
-    DataError: the folder is missing, is not a model, or lacks weights. ConfigError: the model or an override cannot be used.
+    DataError: the folder is missing, is not a model, or lacks weights. ConfigError: the model or an override cannot
+    be used.
     """
     folder, key = Path(plan.model.path), model_key(plan.role)
     config = _read_config(folder, key, plan)
@@ -67,7 +74,7 @@ def _read_config(folder: Path, key: str, plan: EnginePlan) -> PreTrainedConfig:
         raise DataError(f"{key}: {file} names no model_type, so it is not the config of a transformers model")
     overrides = dict(plan.model.override_config)
     if "attn_implementation" in overrides:
-        raise ConfigError("override_config.attn_implementation cannot be set: attention is Corral's own for every model")
+        raise ConfigError("override_config.attn_implementation cannot be set: attention is always Corral's own")
     try:
         config, unused = AutoConfig.from_pretrained(
             folder, trust_remote_code=plan.model.trust_remote_code, return_unused_kwargs=True, **overrides
@@ -125,28 +132,30 @@ def refuse_config(config: PreTrainedConfig, *, training: bool) -> None:
         raise ConfigError(f"model type {name} is an encoder-decoder; only causal language models can be trained")
     for kind in getattr(text, "layer_types", None) or ():
         if kind != "full_attention":
-            raise ConfigError(f"model type {name} has {kind} layers; packed rows are implemented for full_attention only")
+            raise ConfigError(f"model type {name} has {kind} layers; only full_attention is implemented")
     window = getattr(text, "sliding_window", None)
     if window is not None and getattr(text, "use_sliding_window", True):
         raise ConfigError(f"model type {name} uses sliding_window={window}, which packed attention does not implement")
     softcap = getattr(text, "attn_logit_softcapping", None)
     if softcap is not None:
-        raise ConfigError(f"model type {name} caps its attention logits (attn_logit_softcapping={softcap}): not implemented")
-    if training and getattr(text, "attention_dropout", 0.0):
         raise ConfigError(
-            f"model type {name} has attention_dropout={text.attention_dropout}: results would depend on how samples are "
-            "packed; set override_config.attention_dropout=0"
+            f"model type {name} has attn_logit_softcapping={softcap}, which packed attention does not implement"
+        )
+    if training and getattr(text, "attention_dropout", None):
+        raise ConfigError(
+            f"model type {name} has attention_dropout={text.attention_dropout}: results would depend on how samples "
+            "are packed; set override_config.attention_dropout=0"
         )
 
 
 def refuse_modules(model: PreTrainedModel, *, training: bool) -> None:
-    """ConfigError naming the first module that mixes the tokens of a row outside attention, or drops out in training."""
+    """ConfigError naming the first module that mixes tokens outside attention, or drops out in training."""
     if not getattr(model, "_supports_attention_backend", False):
         raise ConfigError(f"{type(model).__name__} does not take its attention from transformers' attention interface")
     for path, module in model.named_modules():
         kind = type(module).__name__
-        if any(part in kind.lower() for part in _MIXERS):
-            raise ConfigError(f"{type(model).__name__} mixes tokens outside attention ({path} is a {kind}): not implemented")
+        if isinstance(module, nn.Conv1d | nn.RNNBase) or any(part in kind.lower() for part in _MIXERS):
+            raise ConfigError(f"{type(model).__name__} mixes tokens outside attention ({path}: {kind})")
         if training and isinstance(module, nn.Dropout) and module.p > 0:
             raise ConfigError(
                 f"{type(model).__name__}: {path} drops out with p={module.p}; results would depend on how samples are "

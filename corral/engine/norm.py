@@ -1,8 +1,8 @@
 """RMSNorm for the verification dtype.
 
 transformers computes RMSNorm in float32 whatever the model's dtype. In float64 that rounding turns differences of 1e-16
-(another split of the same work) into 1e-8, which Adam amplifies. A float64 model therefore gets norms that compute in the
-dtype of their input; every other dtype keeps the model's own.
+(another split of the same work) into 1e-8, which Adam amplifies. A float64 model therefore gets norms that compute in
+the dtype of their input; every other dtype keeps the model's own.
 """
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ log = logging.getLogger(__name__)
 
 
 def move_parameters(module: nn.Module, device: torch.device, *, copy: bool = False) -> None:
-    """Parameters and buffers of a plain or sharded module to `device`; an optimizer keeps referring to the same objects.
+    """Parameters and buffers of a plain or sharded module to `device`; an optimizer keeps referring to the same
+    objects.
 
     `copy` allocates new storage even on the same device.
     """
     # The hook behind Module.to, which knows how to swap sharded parameters; Module.to itself offers no copy.
-    module._apply(lambda tensor: tensor.to(device, copy=copy))
+    module._apply(lambda tensor: tensor.to(device, copy=copy))  # type: ignore[no-untyped-call]
 
 
 def move_optimizer_state(optimizer: torch.optim.Optimizer, device: torch.device, *, copy: bool = False) -> None:
@@ -34,8 +35,8 @@ def move_optimizer_state(optimizer: torch.optim.Optimizer, device: torch.device,
 class Parking:
     """Moves a model and its optimizer between the device and the host, around phases.
 
-    parameters, optimizer_state: which of the two are parked in `host` memory between phases. When device and host are the
-    same kind of memory nothing moves, unless `copy` asks for real copies (a dry run of the same code).
+    parameters, optimizer_state: which of the two are parked in `host` memory between phases. When device and host are
+    the same kind of memory nothing moves, unless `copy` asks for real copies (a dry run of the same code).
     """
 
     module: nn.Module

@@ -16,9 +16,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 def adamw(parameters: Iterable[nn.Parameter], plan: Optimizer) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter, 2019) with weight decay on all parameters, as torch does by default."""
-    return torch.optim.AdamW(
-        list(parameters), lr=plan.lr, betas=plan.betas, weight_decay=plan.weight_decay, fused=True
-    )
+    return torch.optim.AdamW(list(parameters), lr=plan.lr, betas=plan.betas, weight_decay=plan.weight_decay, fused=True)
 
 
 def warmup_steps(plan: Optimizer, horizon: int) -> int:

@@ -1,6 +1,7 @@
 """One micro-batch as one packed row: samples end to end, positions restarting, nothing padded but the row's tail.
 
-Legend: L row tokens (a multiple of the sequence-parallel degree), n response tokens predicted from a row or from a slice.
+Legend: L row tokens (a multiple of the sequence-parallel degree), n response tokens predicted from a row or from a
+slice.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class PackedRow:
     """input_ids [1, L] and position_ids [1, L] int64, of the whole row or of one slice of it.
 
     cu_seqlens: bounds of the segments of the *whole* row; the tail that pads it is a segment of its own.
-    predict_at [n]: positions in this row (or slice) that predict a response token; token_at [n]: which token of the Batch
-    (an index into its flat response fields); targets [n]: its id. Position prompt_len - 1 + j predicts token j.
+    predict_at [n]: positions in this row (or slice) that predict a response token; token_at [n]: which token of the
+    Batch (an index into its flat response fields); targets [n]: its id. Position prompt_len - 1 + j predicts token j.
     """
 
     input_ids: Tensor

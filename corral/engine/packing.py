@@ -20,8 +20,8 @@ PADDING_LENGTH = 2
 class Split:
     """`shares[dp_rank][micro]` lists the samples of one micro-batch as indices into `batch.padded(padding)`.
 
-    Every rank has the same number (at least one) of micro-batches and none of them is empty. `oversized` are the samples
-    that are longer than the token budget by themselves; each of them has a micro-batch of its own.
+    Every rank has the same number (at least one) of micro-batches and none of them is empty. `oversized` are the
+    samples that are longer than the token budget by themselves; each of them has a micro-batch of its own.
     """
 
     padding: int
@@ -37,8 +37,8 @@ def workload(length: int) -> int:
 def balance(workloads: Sequence[int], parts: int, *, equal_counts: bool = False) -> list[list[int]]:
     """Items spread over `parts` so that the sums are close (Karmarkar and Karp, 1982, largest differencing).
 
-    Deterministic; part k holds ascending indices. With `equal_counts` the sizes differ by at most one. Without, no part is
-    empty as long as there are `parts` items of positive workload.
+    Deterministic; part k holds ascending indices. With `equal_counts` the sizes differ by at most one. Without, no
+    part is empty as long as there are `parts` items of positive workload.
     """
     if parts < 1:
         raise ValueError(f"cannot balance over {parts} parts")
@@ -61,9 +61,7 @@ def balance(workloads: Sequence[int], parts: int, *, equal_counts: bool = False)
     return [sorted(items) for _, items in merged] or [[] for _ in range(parts)]
 
 
-def _entry(
-    tie: int, sums: list[tuple[int, list[int]]], parts: int
-) -> tuple[int, int, list[tuple[int, list[int]]]]:
+def _entry(tie: int, sums: list[tuple[int, list[int]]], parts: int) -> tuple[int, int, list[tuple[int, list[int]]]]:
     """Heap entry of a partial solution: (minus its spread, tie breaker, parts by descending sum)."""
     padded = sorted(sums + [(0, [])] * (parts - len(sums)), key=lambda part: (-part[0], part[1]))
     return padded[-1][0] - padded[0][0], tie, padded
@@ -72,8 +70,8 @@ def _entry(
 def split(lengths: Sequence[int], dp: int, limits: MicroBatches, balance: bool = True) -> Split:
     """Samples of `lengths` tokens spread over `dp` ranks and cut into equally many micro-batches per rank.
 
-    dynamic (limits.token_budget): no micro-batch exceeds the budget, except a sample that does so alone. The count is the
-    largest any rank needs. static (limits.samples): at most so many samples per micro-batch. `balance` spreads by
+    dynamic (limits.token_budget): no micro-batch exceeds the budget, except a sample that does so alone. The count is
+    the largest any rank needs. static (limits.samples): at most so many samples per micro-batch. `balance` spreads by
     workload, else every rank gets a contiguous run of samples. Missing samples are filled with no-op ones.
     """
     shares = _spread(lengths, dp, limits, balance)
@@ -120,7 +118,7 @@ def _first_cut(share: list[int], lengths: Sequence[int], limits: MicroBatches) -
 
 
 def _refine(cut: list[list[int]], count: int, lengths: Sequence[int], limits: MicroBatches) -> list[list[int]]:
-    """The samples of `cut` in exactly `count` micro-batches: balanced if that keeps the limit, else the cut, divided."""
+    """The samples of `cut` in `count` micro-batches: balanced if that keeps the limit, else the cut, divided."""
     budget = limits.token_budget
     alone = [group for group in cut if budget is not None and lengths[group[0]] > budget]
     rest = [group for group in cut if group not in alone]

@@ -1,6 +1,7 @@
 """Ulysses sequence parallelism (Jacobs et al., 2023): ranks share a row by tokens and trade them for heads to attend.
 
-Legend: P sequence-parallel degree, l tokens of one rank's slice, L = P·l, H and G query and key/value heads, D head size.
+Legend: P sequence-parallel degree, l tokens of one rank's slice, L = P·l, H and G query and key/value heads, D head
+size.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class SequenceParallel:
     def to_heads(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q [1, H, l, D], k, v [1, G, l, D] of a slice to q [1, H/P, L, D], k, v [1, G'/P, L, D] of the whole row.
 
-        H has to be a multiple of P. Key/value heads are repeated to G' = lcm(G, P) heads, the fewest that P ranks can share;
-        G' divides H because both G and P do.
+        H has to be a multiple of P. Key/value heads are repeated to G' = lcm(G, P) heads, the fewest that P ranks can
+        share; G' divides H because both G and P do.
         """
         parts = self.degree
         repeats = math.lcm(k.shape[1], parts) // k.shape[1]
@@ -36,7 +37,7 @@ class SequenceParallel:
         counts = [x.shape[1] for x in by_rank]
         swapped = _exchange(torch.cat(by_rank, dim=1), self.group)  # [P sources, heads, l, D]
         whole = swapped.transpose(0, 1).reshape(1, sum(counts), parts * length, size)
-        q_out, k_out, v_out = whole.split(counts, dim=1)
+        q_out, k_out, v_out = torch.split(whole, counts, dim=1)
         return q_out, k_out, v_out
 
     def to_sequence(self, out: Tensor) -> Tensor:

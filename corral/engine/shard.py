@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -17,7 +18,7 @@ from corral.errors import ConfigError
 def shard(model: PreTrainedModel, plan: EnginePlan, at: Parallel) -> PreTrainedModel:
     """The model with parameters sharded over all ranks, layer by layer; unchanged in a world of one."""
     if plan.compute_dtype != plan.master_dtype and plan.compute_dtype not in ("bfloat16", "float16"):
-        raise ConfigError(f"{plan.role}: compute dtype {plan.compute_dtype} over {plan.master_dtype} weights is not possible")
+        raise ConfigError(f"{plan.role}: cannot compute in {plan.compute_dtype} with {plan.master_dtype} weights")
     if at.mesh is None:
         return model
     policy = MixedPrecisionPolicy()
@@ -28,6 +29,8 @@ def shard(model: PreTrainedModel, plan: EnginePlan, at: Parallel) -> PreTrainedM
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=at.mesh, mp_policy=policy, reshard_after_forward=plan.reshard_after_forward)
     fully_shard(model, mesh=at.mesh, mp_policy=policy, reshard_after_forward=plan.reshard_after_forward)
+    # A value model returns a view; nothing here writes into it, which is what the warning is about.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     return model
 
 
