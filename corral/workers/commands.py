@@ -1,0 +1,67 @@
+"""`corral cluster local`: Ray nodes on this machine for the length of one command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from types import FrameType
+
+
+def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `cluster` with its commands. A parsed namespace carries `run`, which takes it and returns the exit code."""
+    cluster = subparsers.add_parser("cluster", help="Ray nodes on this machine")
+    commands = cluster.add_subparsers(required=True, metavar="COMMAND")
+    local = commands.add_parser(
+        "local",
+        help="start nodes, run a command on them, end everything",
+        description="Start Ray nodes on this machine, run CMD with RAY_ADDRESS set, pass signals on to it, and exit "
+        "with its exit code (128 + n when signal n ended it). Nothing is left behind, however this command ends.",
+        usage="corral cluster local [options] -- CMD [ARG ...]",
+    )
+    local.add_argument("--nodes", type=_positive, default=1, metavar="N", help="nodes (default: %(default)s)")
+    local.add_argument("--devices", type=_positive, default=1, metavar="N", help="devices of a node (default: 1)")
+    local.add_argument("--resource", default="CPU", metavar="NAME", help="what Ray counts a device as (default: CPU)")
+    local.add_argument("--port", type=_port, default=0, metavar="P", help="of the head node (default: any free one)")
+    local.add_argument(
+        "--start-timeout", type=float, default=120.0, metavar="S", help="seconds for the nodes to start (default: 120)"
+    )
+    local.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="what to run")
+    local.set_defaults(run=_local)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{number} is not in 1..65535")
+    return number
+
+
+def _local(args: argparse.Namespace) -> int:
+    from corral.errors import ConfigError
+    from corral.workers.local_cluster import LocalCluster
+
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise ConfigError("corral cluster local: no command to run; add one after --, as in `-- python train.py`")
+    with LocalCluster.start(args.nodes, args.devices, args.resource, args.port, args.start_timeout) as cluster:
+        env = os.environ | {"RAY_ADDRESS": cluster.address, "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        cluster.run(command, env)
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            cluster.signal(number)
+
+        # From here on the command decides what a signal means. Before, a signal ends the cluster and the command.
+        before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            return cluster.wait_for_command()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,33 @@
+"""`progress/rank-R.json`: what a rank is doing, for whoever watches a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+
+class Progress:
+    """Writes one small file, atomically, at the start and the end of every method call."""
+
+    def __init__(self, run_dir: Path, node: int, rank: int) -> None:
+        self.path = run_dir / "progress" / f"rank-{rank}.json"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._node, self._rank = node, rank
+        self._calls = 0
+
+    def start(self, method: str) -> None:
+        self._calls += 1
+        self._write(method, "running")
+
+    def end(self, method: str, state: str) -> None:
+        """`state`: idle after success, failed after an exception."""
+        self._write(method, state)
+
+    def _write(self, method: str, state: str) -> None:
+        record = {"rank": self._rank, "node": self._node, "pid": os.getpid(), "method": method}
+        record |= {"calls": self._calls, "state": state, "time": time.time()}
+        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(record) + "\n")
+        temporary.replace(self.path)
