@@ -6,6 +6,7 @@ quoting nor the nearest key, and it accepts unknown keys given with `+`.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,8 @@ def quoted(key: str, text: str) -> str:
     bare = text.strip()
     if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "'\"":
         bare = bare[1:-1]
-    escaped = bare.replace("\\", "\\\\").replace('"', '\\"')
+    # Inside its quotes Hydra reads a backslash as itself, except in front of a quote.
+    escaped = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), bare)
     return shlex.quote(f'{key}="{escaped}"')
 
 

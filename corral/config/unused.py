@@ -95,7 +95,7 @@ def _generation(values: Values, plan: Plan) -> dict[str, str]:
         for name in ("top_k", "top_p", "seed"):
             out[f"{_ROLLOUT}.{name}"] = "rollout.do_sample=False is greedy"
     if not validates(plan):
-        nothing = "no validation runs (test_freq, val_before_train and val_only are off)"
+        nothing = "no validation runs: test_freq, val_before_train and val_only are off"
         for key in ("data.val_files", "data.val_max_samples", "trainer.val_cost_rows", f"{_ROLLOUT}.val_kwargs"):
             out[key] = nothing
     elif not plan.rollout.val_sampling.do_sample:

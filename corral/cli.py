@@ -1,0 +1,62 @@
+"""The `corral` command. Each command imports what it needs when it runs, so that `corral --help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from corral import __version__
+from corral.data import commands as data
+from corral.e2e import commands as e2e
+from corral.engine import commands as model
+from corral.exits import run_command
+from corral.workers import commands as cluster
+
+_OVERRIDES = "key=value ..., as in docs/configuration.md; quote values with = ( , or ~"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; argparse exits with 2 when there is no such command or option."""
+    args = build_parser().parse_args(argv)
+    return run_command(lambda: int(args.run(args)))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Every command with its options; a parsed namespace carries `run`, which takes it and returns the exit code."""
+    parser = argparse.ArgumentParser(prog="corral", description="RL post-training for language models.")
+    parser.add_argument("--version", action="version", version=f"corral {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train a policy", description="Print the plan of a run, then train.")
+    train.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help=_OVERRIDES)
+    train.set_defaults(run=_train)
+
+    plan = commands.add_parser(
+        "plan",
+        help="print what a run would do",
+        description="Print the resolved plan of a run and start nothing: world, degrees, batch sizes, optimizer steps, "
+        "token budgets, and the keys that have no effect here.",
+    )
+    plan.add_argument("--json", action="store_true", help="as JSON, as in plan.json of a run")
+    plan.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help=_OVERRIDES)
+    plan.set_defaults(run=_plan)
+
+    for group in (data, model, cluster, e2e):
+        group.add_parsers(commands)
+    return parser
+
+
+def _train(args: argparse.Namespace) -> int:
+    from corral.trainer.main_ppo import main as train
+
+    return train(args.overrides)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from corral.config.resolve import resolve
+    from corral.config.show import as_json, render
+
+    overrides = [argument for argument in args.overrides if argument != "--json"]
+    plan = resolve(overrides).plan
+    print(as_json(plan) if args.json or "--json" in args.overrides else render(plan))
+    return 0
