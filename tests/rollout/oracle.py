@@ -88,6 +88,4 @@ def generate(
 
 
 def score(model: nn.Module, prompt: list[int], response: list[int], temperature: float = 1.0) -> list[float]:
-    return [
-        next_log_probs(model, prompt + response[:i], temperature)[token] for i, token in enumerate(response)
-    ]
+    return [next_log_probs(model, prompt + response[:i], temperature)[token] for i, token in enumerate(response)]

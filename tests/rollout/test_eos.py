@@ -17,7 +17,15 @@ def tokenizer(eos: int | None) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     ("declared", "of_tokenizer", "wanted"),
-    [(5, 5, (5,)), (5, 9, (5, 9)), ([9, 5], 9, (5, 9)), (None, 9, (9,)), ([5], None, (5,)), (None, None, ()), (0, 0, (0,))],
+    [
+        (5, 5, (5,)),
+        (5, 9, (5, 9)),
+        ([9, 5], 9, (5, 9)),
+        (None, 9, (9,)),
+        ([5], None, (5,)),
+        (None, None, ()),
+        (0, 0, (0,)),
+    ],
 )
 def test_ids_of_config_and_tokenizer_are_joined(
     declared: int | list[int] | None, of_tokenizer: int | None, wanted: tuple[int, ...], tmp_path: Path

@@ -112,9 +112,11 @@ def test_another_step_seed_row_or_sample_index_gives_another_sample() -> None:
 
     def tokens(seed: int, step: int, asked: Request) -> tuple[int, ...]:
         plan = rollout_plan(ignore_eos=True, response_length=24, seed=seed)
-        return NativeEngine(module, eos_token_ids=(), plan=plan, max_length=128).generate([asked], SAMPLED, step=step)[
-            0
-        ].token_ids
+        return (
+            NativeEngine(module, eos_token_ids=(), plan=plan, max_length=128)
+            .generate([asked], SAMPLED, step=step)[0]
+            .token_ids
+        )
 
     variants = [
         tokens(7, 1, request),
