@@ -1,7 +1,7 @@
 """The commands in README.md and docs/ are run as they stand, in order, one empty home and folder per document.
 
-A block after `<!-- slow -->` is run by `make test-slow` only; one after `<!-- not run: reason -->` never, and the reason
-shows as a skipped test.
+A block after `<!-- slow -->` is run by `make test-slow` only; one after `<!-- not run: reason -->` never, and the
+reason shows as a skipped test.
 """
 
 from __future__ import annotations
