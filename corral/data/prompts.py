@@ -74,7 +74,7 @@ class PromptDataset:
         ]
 
     def of_rows(self, rows: Sequence[int]) -> list[Prompt]:
-        """The prompts of data rows (`Prompt.row`), in this order, also where filtering has moved them to another position.
+        """The prompts of data rows (`Prompt.row`), in this order, also where filtering has moved them elsewhere.
 
         Raises DataError naming a row that this data set does not have.
         """

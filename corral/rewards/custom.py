@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,8 +31,8 @@ def check_file(path: str) -> None:
 def load_reward_function(path: str, name: str, reward_kwargs: dict[str, Any]) -> RewardFunction:
     """Import `path` and return its function `name`, after checking that it takes the keywords it will be called with.
 
-    Raises DataError with one line when the file, module or name is missing, importing fails (the traceback goes to
-    stderr first), or the signature does not fit.
+    Raises DataError with one line when the file, module or name is missing, importing fails (what the user's code raised
+    is the cause), or the signature does not fit.
     """
     check_file(path)
     try:
@@ -43,8 +42,8 @@ def load_reward_function(path: str, name: str, reward_kwargs: dict[str, Any]) ->
             else importlib.import_module(path)
         )
     except (Exception, SystemExit) as error:  # the user's module runs here and may raise anything
-        traceback.print_exc()
-        raise DataError(f"{_KEY}.path={path} cannot be imported: {type(error).__name__}: {error}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{_KEY}.path={path} cannot be imported: {reason}") from error
     function = getattr(module, name, None)
     if not callable(function):
         problem = "has no function" if function is None else "is not a function:"
@@ -62,7 +61,7 @@ def check_signature(function: RewardFunction, label: str, reward_kwargs: dict[st
     except TypeError as error:
         raise DataError(
             f"reward function {label} cannot be called with {', '.join([*_KEYWORDS, *reward_kwargs])}: {error}"
-        ) from error
+        ) from None
 
 
 def _module_from_file(file: Path) -> ModuleType:

@@ -14,7 +14,7 @@ from pebble import ProcessExpired, ProcessPool
 from corral.config.plan import RewardPlan
 from corral.errors import DataError
 from corral.rewards.custom import check_file
-from corral.rewards.worker import Failure, RewardItem, Score, Scoring, ignore_interrupts, score_item, warm_up
+from corral.rewards.worker import Failure, RewardItem, Score, Scoring, loaded, score_item, start_worker
 
 __all__ = ["RewardItem", "RewardPool", "Score"]
 
@@ -24,25 +24,27 @@ _Answer = TypeVar("_Answer")
 class RewardPool:
     """`plan.num_workers` processes that score responses. Use it as a context manager; leaving it ends them all.
 
-    Entering starts the processes and has one of them load the custom function, without waiting for either, so the cost
-    is hidden behind whatever the caller does next. Processes are spawned, not forked (the driver has threads), and
-    import nothing heavy.
+    Entering starts the processes, which load the custom function, without waiting for them, so the cost is hidden
+    behind whatever the caller does next. load_seconds: how long loading may take. Processes are spawned, not forked (the
+    driver has threads), and import nothing heavy.
     """
 
-    def __init__(self, plan: RewardPlan) -> None:
+    def __init__(self, plan: RewardPlan, *, load_seconds: float = 300.0) -> None:
         if plan.custom_path is not None:
             check_file(plan.custom_path)
         self._scoring = Scoring(plan.custom_path, plan.custom_name, dict(plan.reward_kwargs))
         self._timeout = plan.timeout
+        self._load_seconds = load_seconds
         self._pool = ProcessPool(
             max_workers=plan.num_workers,
-            initializer=ignore_interrupts,
+            initializer=start_worker,
+            initargs=[self._scoring],
             context=multiprocessing.get_context("spawn"),
         )
-        self._warm: Future[Failure | None] | None = None
+        self._loaded: Future[Failure | None] | None = None
 
     def __enter__(self) -> RewardPool:
-        self._warm = self._pool.schedule(warm_up, args=[self._scoring], timeout=self._timeout)
+        self._loaded = self._pool.schedule(loaded)
         return self
 
     def __exit__(
@@ -53,8 +55,8 @@ class RewardPool:
 
     def ready(self) -> None:
         """Wait until a custom function is loaded. Raises DataError, in one line, when it cannot be."""
-        if self._warm is not None:
-            self._accept(self._outcome(self._warm, "loading the reward function"))
+        if self._loaded is not None:
+            self._accept(self._outcome(self._loaded, "loading the reward function", self._load_seconds))
 
     def score(self, items: Sequence[RewardItem]) -> list[Score]:
         """Scores in the order of the items, `plan.timeout` seconds at most for each.
@@ -66,20 +68,21 @@ class RewardPool:
         futures = [self._pool.schedule(score_item, args=[self._scoring, item], timeout=self._timeout) for item in items]
         try:
             return [
-                self._accept(self._outcome(future, f"reward of row {item.row}"))
+                self._accept(self._outcome(future, f"reward of row {item.row}", self._timeout))
                 for item, future in zip(items, futures, strict=True)
             ]
         finally:
             for future in futures:
                 future.cancel()
 
-    def _outcome(self, future: Future[_Answer], what: str) -> _Answer:
+    def _outcome(self, future: Future[_Answer], what: str, limit: float) -> _Answer:
+        # The pool ends a process that scores for too long, counted from when it starts on the response; a process still
+        # loading has not started on anything, so that wait is limited here.
         try:
-            return future.result()
+            return future.result(timeout=limit if future is self._loaded else None)
         except TimeoutError:
-            raise DataError(
-                f"{what}: took more than {self._timeout:g} s; speed the function up or raise reward.timeout"
-            ) from None
+            fix = "make its import fast" if future is self._loaded else "speed it up or raise reward.timeout"
+            raise DataError(f"{what} took more than {limit:g} s; {fix}") from None
         except ProcessExpired as error:
             raise DataError(f"{what}: the function ended its process (exit code {error.exitcode})") from error
 

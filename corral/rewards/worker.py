@@ -58,27 +58,35 @@ class Scoring:
 
 
 _functions: dict[str, RewardFunction] = {}
+_loading: list[Failure] = []
 
 
-def ignore_interrupts() -> None:
-    """Ctrl-C reaches the whole process group; the driver alone decides when its workers end."""
+def start_worker(scoring: Scoring) -> None:
+    """Once per process: load the custom function, if any. What goes wrong is told by `loaded` and `score_item`.
+
+    Ctrl-C reaches the whole process group; the driver alone decides when its workers end.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def warm_up(scoring: Scoring) -> Failure | None:
-    """Load the custom function, if any; what is wrong with it, if something is."""
+    if scoring.path is None:
+        return
     try:
-        if scoring.path is not None:
-            _function(scoring, "")
+        _functions[scoring.path] = load_reward_function(scoring.path, scoring.name, scoring.reward_kwargs)
     except DataError as error:
-        return Failure(str(error))
-    return None
+        cause = error.__cause__
+        _loading.append(Failure(str(error), "".join(traceback.format_exception(cause)) if cause else ""))
+
+
+def loaded() -> Failure | None:
+    """What is wrong with the custom function, if something is."""
+    return _loading[0] if _loading else None
 
 
 def score_item(scoring: Scoring, item: RewardItem) -> Score | Failure:
     """Call the function on one response. Never raises."""
+    if _loading:
+        return _loading[0]
     try:
-        function = _function(scoring, item.data_source)
+        function = _functions[scoring.path] if scoring.path else _built_in(item.data_source, scoring.reward_kwargs)
         result = function(
             data_source=item.data_source,
             solution_str=item.solution,
@@ -93,21 +101,16 @@ def score_item(scoring: Scoring, item: RewardItem) -> Score | Failure:
         return Failure(f"reward of row {item.row}: {error}")
     except (Exception, SystemExit) as error:  # the user's function may raise anything
         name = scoring.name if scoring.path else "the scorer"
-        return Failure(
-            f"reward of row {item.row}: {name} raised {type(error).__name__}: {error}", traceback.format_exc()
-        )
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return Failure(f"reward of row {item.row}: {name} raised {reason}", traceback.format_exc())
 
 
-def _function(scoring: Scoring, data_source: str) -> RewardFunction:
-    key = scoring.path or data_source
-    if key not in _functions:
-        if scoring.path is not None:
-            _functions[key] = load_reward_function(scoring.path, scoring.name, scoring.reward_kwargs)
-        else:
-            scorer = scorer_for(data_source)
-            check_signature(scorer, f"for {data_source}", scoring.reward_kwargs)
-            _functions[key] = scorer
-    return _functions[key]
+def _built_in(data_source: str, reward_kwargs: dict[str, Any]) -> RewardFunction:
+    if data_source not in _functions:
+        scorer = scorer_for(data_source)
+        check_signature(scorer, f"for {data_source}", reward_kwargs)
+        _functions[data_source] = scorer
+    return _functions[data_source]
 
 
 async def _awaited(result: Any) -> Any:
