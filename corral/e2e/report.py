@@ -49,7 +49,9 @@ _FIGURES = (
 def table(run_dir: Path, checks: Sequence[Check]) -> list[str]:
     """The last step as far as it was recorded (seconds of each phase beside the figures), then every failed check."""
     lines = [f"  NOT as expected: {check}" for check in checks if not check.ok]
-    lines.append(f"checks: {sum(check.ok for check in checks)} of {len(checks)} as expected; records in {run_dir}")
+    if checks:
+        lines.append(f"checks: {sum(check.ok for check in checks)} of {len(checks)} as expected")
+    lines.append(f"records: {run_dir}")
     try:
         rows = read_metrics(run_dir)
     except (OSError, ValueError):

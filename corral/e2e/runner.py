@@ -74,7 +74,8 @@ def _judged(case: Case, run_dir: Path, output: _Output, signals: Signals) -> Ver
     if ended.late:
         return replace(judged, status="TIMEOUT", reason=str(ended.cut), exit_code=DeadlineError.exit_code)
     if ended.cut is not None:
-        return replace(judged, status="INTERRUPTED", reason=ended.cut, exit_code=128 + signals.received[0])
+        # Half a run meets no expectations; saying which would only hide the reason.
+        return replace(judged, status="INTERRUPTED", reason=ended.cut, exit_code=128 + signals.received[0], checks=())
     failed = [check for check in checks if not check.ok]
     if failed:
         own = ended.exit_code if ended.exit_code != case.expect.exit_code else 0
