@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -102,7 +103,7 @@ def _load(auto: Any, folder: Path, key: str, config: PreTrainedConfig, plan: Eng
             trust_remote_code=plan.model.trust_remote_code,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise DataError(f"{key}: transformers cannot load {folder}: {_one_line(error)}") from error
     finally:
         transformers_logging.set_verbosity(level)

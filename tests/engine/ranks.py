@@ -1,6 +1,7 @@
 """Runs a function on every rank of a real process group, gloo on this machine, and returns what each rank returned.
 
-The ranks are forked by a server process that has imported torch and transformers once; each launch costs a second or two.
+The ranks are forked by a server process that has imported torch and transformers once; each launch costs a second or
+two.
 """
 
 from __future__ import annotations

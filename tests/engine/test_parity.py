@@ -1,7 +1,8 @@
 """The split never changes the result: one process against real process groups, through scoring and three AdamW steps.
 
 Everything about the split differs between the two sides: ranks, sequence parallelism, micro-batches, checkpointing,
-sharding. In float64 the sides agree to 1e-9, so an error in any factor or denominator shows; float32 agrees to rounding.
+sharding. In float64 the sides agree to 1e-9, so an error in any factor or denominator shows; float32 agrees to
+rounding.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def test_four_ranks_train_like_one(name: str, models: dict[str, Path], four_rank
         assert all(close(here[key], there[key], 1e-4, 1e-6) for key in here), gaps(one, four)
     assert close(one.grad_norms, four.grad_norms, 1e-4, 1e-6)
     assert all(close(one.before[key], four.before[key], 1e-4, 1e-5) for key in one.before)
-    # Adam divides a gradient by its own size, so where one is near its eps (1e-8) float32 rounding moves the update by a
-    # share of the learning rate; three steps at 1e-3 move a weight by up to 3e-3.
+    # Adam divides a gradient by its own size, so where one is near its eps (1e-8) float32 rounding moves the update
+    # by a share of the learning rate; three steps at 1e-3 move a weight by up to 3e-3.
     assert gaps(one, four)["weights"] < 1e-4
 
 
