@@ -65,9 +65,9 @@ def _invert_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     would otherwise change the token.
     """
     cdf = probs.cumsum(dim=-1)
-    total = cdf[:, -1]
-    # Rounding may lift u × total onto the total itself, past every token that has probability.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    # u ≤ 1 - 2^-53 takes at least half a unit in the last place off the total, so the product rounds to less than the
+    # total and the token found has probability.
+    target = uniform * cdf[:, -1]
     # NaN sorts after everything: keep the index inside the vocabulary, the log-prob will say NaN.
     return torch.searchsorted(cdf, target[:, None], right=True)[:, 0].clamp(max=probs.shape[-1] - 1)
 
