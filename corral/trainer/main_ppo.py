@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from corral.config import resolve
+from corral.config.resolve import resolve
 from corral.config.show import render
 from corral.exits import run_command
 

@@ -74,13 +74,6 @@ def mean_of_tokens(batch: Batch, field: Tensor) -> float:
     return float(valid.mean()) if valid.numel() else 0.0
 
 
-def mean_of_sample_means(batch: Batch, field: Tensor) -> float:
-    """Mean over samples of each one's mean over its generated tokens; a sample without any counts as 0."""
-    masked = torch.where(batch.response_mask, field, 0.0)
-    counts = _per_sample(batch, batch.response_mask)
-    return float((_per_sample(batch, masked) / counts.clamp(min=1)).mean())
-
-
 def prefixed(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Every name under `prefix/`."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}

@@ -15,13 +15,13 @@ from tqdm import tqdm
 
 from corral.algorithms.advantages import ESTIMATORS, AdvantageInput
 from corral.algorithms.kl import kl_in_reward
+from corral.algorithms.segments import mean_of_sample_means
 from corral.batch import Batch
 from corral.errors import TrainingError
 from corral.trainer.generation import push_weights
 from corral.trainer.metrics import (
     console_line,
     data_metrics,
-    mean_of_sample_means,
     mean_of_tokens,
     prefixed,
     rollout_metrics,
@@ -126,7 +126,7 @@ def with_advantages(run: Run, batch: Batch) -> tuple[Batch, dict[str, float]]:
             algorithm.kl_penalty,
         )
         metrics = {
-            "actor/reward_kl_penalty": mean_of_sample_means(batch, penalty),
+            "actor/reward_kl_penalty": mean_of_sample_means(penalty, batch.response_mask, batch.response_offsets),
             "actor/reward_kl_penalty_coeff": algorithm.kl_coef,
         }
     assert batch.values is not None

@@ -23,7 +23,6 @@ from corral.trainer.timing import Timers
 from corral.workers.group import WorkerGroup
 from corral.workers.in_process import InProcess
 from corral.workers.launcher import Launcher
-from corral.workers.ray_launcher import RayLauncher
 from corral.workers.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -108,6 +107,8 @@ def _total_steps(plan: Plan, loader: PromptLoader) -> int:
 def _launch(plan: Plan, horizon: int, records: Records) -> Launcher:
     if plan.topology.launcher == "in_process":
         return InProcess(lambda rank: Worker(rank, plan, horizon), plan.topology.device, records.folder)
+    from corral.workers.ray_launcher import RayLauncher  # ray is imported by runs that need it
+
     return RayLauncher(
         plan.topology,
         worker="corral.workers.worker:Worker",
