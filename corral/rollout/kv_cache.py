@@ -62,6 +62,10 @@ class KVCache:
         """Tokens a slot can hold."""
         return self.store.shape[4]
 
+    @property
+    def device(self) -> torch.device:
+        return self.store.device
+
     def clear(self) -> None:
         """Zeros again, so that nothing of an earlier call (NaN of a broken model, say) can reach a later one."""
         self.store.zero_()

@@ -47,15 +47,12 @@ class NativeEngine:
         self._module = module
         self._plan = plan
         self._max_length = max_length
-        self._device = parameter.device
         self._compute_dtype = compute_dtype or parameter.dtype
         self._autocast = self._compute_dtype != parameter.dtype
-        self._layout = CacheLayout.of(module, self._compute_dtype)
         self._cache_bytes = cache_bytes
         self._cache: KVCache | None = None
         self._awake = True
-        stops = () if plan.ignore_eos else tuple(eos_token_ids)
-        self._stops = torch.tensor(stops, dtype=torch.int64, device=self._device)
+        self._stops = () if plan.ignore_eos else tuple(eos_token_ids)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, *, step: int) -> list[Completion]:
         """Completions in the order of the requests; see `RolloutEngine`."""
@@ -66,6 +63,7 @@ class NativeEngine:
         assert all(r.prompt_ids for r in requests), "a prompt without tokens"
         cache = self._room(len(requests), longest)
         call = _Call.begin(requests, self._plan, step, self._device)
+        stops = torch.tensor(self._stops, dtype=torch.int64, device=self._device)
         waiting = deque(range(len(requests)))
         live: list[int] = []  # slot -> request
         with _generating(self._module):
@@ -75,10 +73,10 @@ class NativeEngine:
                     slots = range(len(live), len(live) + len(entering))
                     live += entering
                     logits = self._prefill(cache, [requests[i].prompt_ids for i in entering], slots)
-                    done = call.record(entering, logits, sampling, self._stops)
+                    done = call.record(entering, logits, sampling, stops)
                     _leave(cache, live, [slots[i] for i in done], call)
                 if live:
-                    done = call.record(live, self._decode(cache, *call.heads(live)), sampling, self._stops)
+                    done = call.record(live, self._decode(cache, *call.heads(live)), sampling, stops)
                     _leave(cache, live, done, call)
         return call.completions(ended_by=self._stops)
 
@@ -127,6 +125,11 @@ class NativeEngine:
         self._awake = True
 
     @property
+    def _device(self) -> torch.device:
+        """Where the weights are now: the trainer may have moved them since the last call."""
+        return next(self._module.parameters()).device
+
+    @property
     def cache_allocated(self) -> int:
         """Bytes of keys and values held now."""
         return 0 if self._cache is None else self._cache.store.nbytes
@@ -134,13 +137,15 @@ class NativeEngine:
     def _room(self, sequences: int, tokens: int) -> KVCache:
         """A clean cache for that many sequences of that many tokens, or for as many as the limits allow."""
         assert self._awake, "the engine is asleep"
-        affordable = max(1, self._cache_bytes // (self._layout.bytes_per_token * tokens))
+        layout = CacheLayout.of(self._module, self._compute_dtype)
+        affordable = max(1, self._cache_bytes // (layout.bytes_per_token * tokens))
         slots = min(sequences, self._plan.max_num_seqs, affordable)
-        if self._cache is None or self._cache.slots < slots or self._cache.length < tokens:
-            self._cache = None  # first: the old and the new one need not fit together
-            self._cache = KVCache(self._layout, slots, tokens)
-        else:
-            self._cache.clear()
+        cache = self._cache
+        if cache is not None and cache.slots >= slots and cache.length >= tokens and cache.device == layout.device:
+            cache.clear()
+            return cache
+        self._cache = cache = None  # first: the old and the new one need not fit together
+        self._cache = KVCache(layout, slots, tokens)
         return self._cache
 
     def _prefill(self, cache: KVCache, prompts: Sequence[tuple[int, ...]], slots: Sequence[int]) -> Tensor:
@@ -220,8 +225,8 @@ class _Call:
         cap = self.tokens.shape[1]
         return [b for b, i in enumerate(rows) if stopped[b] or self.counts[i] == cap]
 
-    def completions(self, *, ended_by: Tensor) -> list[Completion]:
-        stops = set(ended_by.tolist())
+    def completions(self, *, ended_by: Sequence[int]) -> list[Completion]:
+        stops = frozenset(ended_by)
         tokens, log_probs = self.tokens.tolist(), self.log_probs.tolist()
         out = []
         for ids, values, count in zip(tokens, log_probs, self.counts, strict=True):
