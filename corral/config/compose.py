@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import Any, cast, get_args, get_origin
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -14,7 +14,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from corral.config.overrides import Override, quoted
 from corral.config.schema.root import Config, leaves
+from corral.config.section import Section
 from corral.errors import ConfigError
+
+T = TypeVar("T", bound=Section)
+ConfigStore.instance().store(name="corral", node=Config)
 
 
 def compose(overrides: Sequence[Override]) -> tuple[Config, dict[str, Any]]:
@@ -22,18 +26,29 @@ def compose(overrides: Sequence[Override]) -> tuple[Config, dict[str, Any]]:
 
     Raises ConfigError for a value of the wrong type or an interpolation that leads nowhere.
     """
-    ConfigStore.instance().store(name="corral", node=Config)
     by_argument = {argument: override for override in overrides for argument in override.arguments()}
     try:
         with hydra.initialize(version_base="1.3", config_path=None):
             composed = hydra.compose("corral", overrides=list(by_argument))
-        plain = OmegaConf.to_container(composed, resolve=True)
-        return cast(Config, OmegaConf.to_object(composed)), cast(dict[str, Any], plain)
+        plain = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     except HydraException as error:
         named = [argument for argument in by_argument if argument in str(error)]
         raise ConfigError(_wrong_type(by_argument[max(named, key=len)]) if named else _one_line(error)) from None
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
+    return _typed(Config, plain), plain
+
+
+def _typed(kind: type[T], plain: dict[str, Any]) -> T:
+    """Sections from plain data that the schema has already checked."""
+    hints = get_type_hints(kind)
+    return kind(
+        **{name: _typed(hints[name], value) if _is_section(hints[name]) else value for name, value in plain.items()}
+    )
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _wrong_type(override: Override) -> str:

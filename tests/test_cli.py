@@ -1,0 +1,154 @@
+"""The command line as a user's shell sees it: output, one line for each error, exit codes, and what gets imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.config.conftest import write_model
+
+HEAVY = ("torch", "transformers", "ray", "pyarrow", "numpy")
+
+
+def corral(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "corral", *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=cwd
+    )
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def run_keys(tmp_path: Path) -> list[str]:
+    write_model(tmp_path / "model")
+    (tmp_path / "train.parquet").write_bytes(b"PAR1 rows and footer PAR1")
+    return [
+        f"data.train_files={tmp_path}/train.parquet",
+        f"actor_rollout_ref.model.path={tmp_path}/model",
+        "actor_rollout_ref.actor.use_dynamic_bsz=True",
+        "trainer.device=cpu",
+    ]
+
+
+def test_help_lists_every_command():
+    done = corral("--help")
+    assert done.returncode == 0
+    for command in ("train", "plan", "data", "model", "cluster", "e2e"):
+        assert f"\n    {command} " in done.stdout
+    assert corral("--version").stdout.startswith("corral 0.")
+
+
+def test_plan_text_and_json(run_keys):
+    done = corral("plan", *run_keys, "trainer.nnodes=2")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 = 2 nodes × 1 logical device, cpu" in done.stdout
+    for arguments in (["--json", *run_keys], [*run_keys, "--json"]):
+        done = corral("plan", *arguments)
+        assert done.returncode == 0
+        assert json.loads(done.stdout)["topology"]["world"] == 1
+
+
+@pytest.mark.parametrize("module", ["corral", "corral.trainer.main_ppo"])
+@pytest.mark.parametrize(
+    ("wrong", "code", "said"),
+    [
+        ("trainer.nnode=2", 78, "'trainer.nnodes'"),
+        ("+trainer.nnode=2", 78, "'trainer.nnodes'"),
+        ("skip.rollout.steps=1", 78, "'skip.rollout.steps=[1]'"),
+        ("trainer.experiment_name=a=b", 78, "'trainer.experiment_name=\"a=b\"'"),
+        ("data.train_files=/dev/null/absent.parquet", 78, "does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line_and_its_exit_code(run_keys, tmp_path, module, wrong, code, said):
+    arguments = ["train"] if module == "corral" else []
+    empty = tmp_path / "cwd"
+    empty.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments, *run_keys, wrong],
+        capture_output=True, text=True, timeout=60, check=False, cwd=empty,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert list(empty.iterdir()) == []
+
+
+def test_data_that_is_not_data_exits_with_1(run_keys, tmp_path):
+    (tmp_path / "train.parquet").write_bytes(b"")
+    done = corral("plan", *run_keys)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+
+
+def test_unknown_command_and_option():
+    assert corral("trian").returncode == 2
+    assert corral().returncode == 2
+    assert "is an option" in corral("train", "trainer.nnodes=2", "--help").stderr
+
+
+@pytest.mark.parametrize("arguments", [["plan"], ["plan", "--json"], ["--help"], ["data", "--help"]])
+def test_light_commands_import_nothing_heavy(run_keys, arguments):
+    code = (
+        "import sys\nfrom corral.cli import main\n"
+        "try:\n    code = main(sys.argv[1:])\nexcept SystemExit as stop:\n    code = stop.code\n"
+        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)\nsys.exit(code)"
+    )
+    done = python(code, *arguments, *(run_keys if arguments[0] == "plan" else []))
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_a_refused_run_imports_nothing_heavy(run_keys):
+    code = (
+        "import sys\nfrom corral.cli import main\ncode = main(sys.argv[1:])\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])\nsys.exit(code)"
+    )
+    done = python(code, "train", *run_keys, "trainer.nnode=2")
+    assert (done.returncode, done.stdout) == (78, "[]\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_run_the_clean_up_and_have_their_codes(number, code):
+    waiting = (
+        "import signal, sys\nfrom corral.exits import run_command\n"
+        "def command():\n    try:\n        print('ready', flush=True)\n        while True: signal.pause()\n"
+        "    finally:\n        print('clean', flush=True)\n"
+        "sys.exit(run_command(command))"
+    )
+    with subprocess.Popen([sys.executable, "-c", waiting], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (code, b"clean\n")
+    assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [("CorralError", 1), ("ConfigError", 78), ("DataError", 1), ("InfraError", 75), ("DeadlineError", 124)],
+)
+def test_every_error_is_one_line_with_its_code(error, code):
+    program = (
+        f"import sys\nfrom corral.errors import {error}\nfrom corral.exits import run_command\n"
+        f"def command():\n    raise {error}('what,\\n  and how to fix it')\nsys.exit(run_command(command))"
+    )
+    done = python(program)
+    assert (done.returncode, done.stderr) == (code, "error: what, and how to fix it\n")
+
+
+def test_a_bug_keeps_its_traceback():
+    program = "import sys\nfrom corral.exits import run_command\nsys.exit(run_command(lambda: 1 // 0))"
+    done = python(program)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
