@@ -19,6 +19,7 @@ from tests.engine.small import engine_plan, objective, random_batch
 
 STEPS = 3
 TEMPERATURE = 0.8
+ROWS = MicroBatches(48, None)  # tokens a row
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Case:
     sp: int = 1
     checkpointing: bool = False
     reshard: bool = True
-    limits: MicroBatches = MicroBatches(48, None)
+    limits: MicroBatches = ROWS
 
     def alone(self) -> Case:
         """The same work in one process, split otherwise: one sample a row, no checkpointing."""
@@ -113,7 +114,7 @@ def _spoiled(share: Batch, picked: list[int]) -> Batch:
 def _in_order(
     batch: Batch, share: Batch, picked: list[int], results: dict[str, Tensor], engine: Engine
 ) -> dict[str, Tensor]:
-    """Results [R] of the whole batch from this rank's; in a larger world, summed over one rank of each sequence group."""
+    """Results [R] of the whole batch from this rank's, and in a larger world from all other ranks'."""
     out = {}
     for name, values in results.items():
         whole = torch.zeros(batch.response_ids.numel(), dtype=values.dtype)

@@ -33,7 +33,7 @@ _CONTEXT.set_forkserver_preload(
 
 
 def on_ranks(world: int, function: Callable[..., Any], *args: Any, timeout: float = 240.0) -> list[Any]:
-    """`function(rank, *args)` on `world` ranks; an error or a hang of any rank fails the test with that rank's traceback."""
+    """`function(rank, *args)` on `world` ranks; a rank that fails or hangs fails the test with its traceback."""
     with tempfile.TemporaryDirectory() as folder:
         port = _free_port()
         ranks = [Rank(r, world, local_rank=r, master=f"127.0.0.1:{port}") for r in range(world)]

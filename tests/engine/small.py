@@ -1,4 +1,4 @@
-"""Small models, plans and batches for engine tests, and the oracle: transformers' eager attention, one sample at a time."""
+"""Small models, plans and batches for engine tests, and the oracle: eager attention, one sample at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_model(folder: Path, architecture: str) -> Path:
 
 
 def engine_plan(path: Path, role: str = "actor", **changes: Any) -> EnginePlan:
-    """A plan in float32, SP 1, DP 1, rows of at most 48 tokens, AdamW at 1e-3. `dtype` sets master and compute dtype."""
+    """A plan in float32, SP 1, DP 1, rows of at most 48 tokens, AdamW at 1e-3. `dtype` sets both dtypes."""
     dtype = changes.pop("dtype", "float32")
     checkpointing = changes.pop("checkpointing", False)
     override = changes.pop("override_config", {})

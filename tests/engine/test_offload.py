@@ -1,4 +1,4 @@
-"""Offload moves real storage and gives back the same bits. Device and host are both the CPU here, so moves are copies."""
+"""Offload moves real storage and gives back the same bits. Device and host are both the CPU: moves are copies."""
 
 from __future__ import annotations
 
@@ -95,10 +95,15 @@ def test_scoring_brings_parameters_only_and_may_be_nested(models: dict[str, Path
 def test_an_error_inside_still_parks(models: dict[str, Path]) -> None:
     engine = Engine(engine_plan(models["qwen3"]), Rank(), horizon=1)
     parking = Parking(engine.module, engine.optimizer, CPU, CPU, parameters=True, optimizer_state=True, copy=True)
-    with pytest.raises(RuntimeError, match="inside"), parking.loaded(optimizer=True):
-        inside = storages(engine)
+    seen: list[dict[str, int]] = []
+
+    def fail() -> None:
+        seen.append(storages(engine))
         raise RuntimeError("inside")
-    assert all(at != inside[name] for name, at in storages(engine).items())
+
+    with pytest.raises(RuntimeError, match="inside"), parking.loaded(optimizer=True):
+        fail()
+    assert all(at != seen[0][name] for name, at in storages(engine).items())
 
 
 def test_on_the_cpu_it_is_a_no_op_that_says_so_once(models: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:

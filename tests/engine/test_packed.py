@@ -1,4 +1,4 @@
-"""A packed row holds the samples' tokens, restarts positions, and knows which position predicts which response token."""
+"""A packed row holds the samples' tokens, restarts positions, and knows which position predicts which token."""
 
 from __future__ import annotations
 

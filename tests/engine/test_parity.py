@@ -92,7 +92,7 @@ def spoiled_and_clean(rank: Rank, folder: Path) -> tuple[Outcome, Outcome]:
 
 
 def test_a_gradient_that_is_not_finite_skips_the_step_on_all_ranks(models: dict[str, Path]) -> None:
-    """One rank's advantages are infinite in one step: nobody updates, and the steps around it are as if it never was."""
+    """One rank's advantages are infinite in one step: nobody updates, and the other steps do not notice."""
     for spoiled, clean in on_ranks(4, spoiled_and_clean, models["qwen3"]):
         assert spoiled.skipped == [False, True, False, False]
         assert not torch.isfinite(torch.tensor(spoiled.grad_norms[1]))
