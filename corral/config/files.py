@@ -36,7 +36,9 @@ def model_shape(key: str, path: str, override_config: dict[str, Any]) -> ModelSh
         raise DataError(f"{key}: {folder} has no config.json, so it is not a transformers model folder") from None
     except ValueError as error:
         raise DataError(f"{key}: {folder / 'config.json'} is not JSON ({error})") from None
-    config = {**config, **config.get("text_config", {}), **override_config}
+    if not isinstance(config, dict):
+        raise DataError(f"{key}: {folder / 'config.json'} does not describe a model: it holds no mapping")
+    config = {**config, **(config.get("text_config") or {}), **override_config}
     heads = config.get("num_attention_heads")
     return ModelShape(
         heads=heads,

@@ -22,6 +22,9 @@ def test_a_folder_without_a_model(plan_of, files):
     (files / "empty" / "config.json").write_text("{half")
     with pytest.raises(DataError, match="is not JSON"):
         plan_of(f"{ARR}.model.path={files}/empty")
+    (files / "empty" / "config.json").write_text("[]")
+    with pytest.raises(DataError, match="holds no mapping"):
+        plan_of(f"{ARR}.model.path={files}/empty")
 
 
 @pytest.mark.parametrize(
