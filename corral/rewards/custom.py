@@ -31,7 +31,7 @@ def check_file(path: str) -> None:
 def load_reward_function(path: str, name: str, reward_kwargs: dict[str, Any]) -> RewardFunction:
     """Import `path` and return its function `name`, after checking that it takes the keywords it will be called with.
 
-    Raises DataError with one line when the file, module or name is missing, importing fails (what the user's code raised
+    Raises DataError when the file, module or name is missing, importing fails (what the user's code raised
     is the cause), or the signature does not fit.
     """
     check_file(path)

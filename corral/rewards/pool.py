@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import SpawnContext, SpawnProcess
+from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
@@ -21,12 +22,31 @@ __all__ = ["RewardItem", "RewardPool", "Score"]
 _Answer = TypeVar("_Answer")
 
 
+class _WorkerProcess(SpawnProcess):
+    """A spawned process that does not import the driver's main module a second time.
+
+    Nothing of it is needed to score, and it may be heavy, have no main guard, or be no file at all (a script on stdin).
+    """
+
+    def start(self) -> None:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            super().start()
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _WorkerContext(SpawnContext):
+    Process = _WorkerProcess
+
+
 class RewardPool:
     """`plan.num_workers` processes that score responses. Use it as a context manager; leaving it ends them all.
 
     Entering starts the processes, which load the custom function, without waiting for them, so the cost is hidden
-    behind whatever the caller does next. load_seconds: how long loading may take. Processes are spawned, not forked (the
-    driver has threads), and import nothing heavy.
+    behind whatever the caller does next. load_seconds: how long loading may take. Processes are spawned, not forked
+    (the driver has threads), and import little.
     """
 
     def __init__(self, plan: RewardPlan, *, load_seconds: float = 300.0) -> None:
@@ -39,7 +59,7 @@ class RewardPool:
             max_workers=plan.num_workers,
             initializer=start_worker,
             initargs=[self._scoring],
-            context=multiprocessing.get_context("spawn"),
+            context=_WorkerContext(),
         )
         self._loaded: Future[Failure | None] | None = None
 
@@ -83,6 +103,8 @@ class RewardPool:
         except TimeoutError:
             fix = "make its import fast" if future is self._loaded else "speed it up or raise reward.timeout"
             raise DataError(f"{what} took more than {limit:g} s; {fix}") from None
+        except BrokenProcessPool:
+            raise DataError(f"{what}: the processes end while they start; what they printed says why") from None
         except ProcessExpired as error:
             raise DataError(f"{what}: the function ended its process (exit code {error.exitcode})") from error
 

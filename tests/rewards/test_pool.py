@@ -1,6 +1,5 @@
 """The reward pool with real processes: order, user functions of every shape, faults, and nothing left behind."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -162,6 +161,7 @@ def test_a_function_that_hangs_is_ended_and_named(function, hang) -> None:
         ("def compute_scor(): ...", "has no function 'compute_score'"),
         ("compute_score = 3", "is not a function: 'compute_score'"),
         ("import no_such_package_at_all", "cannot be imported: ModuleNotFoundError"),
+        ("import os; os._exit(4)", "the processes end while they start"),
         ("def broken(:", "cannot be imported: SyntaxError"),
         ("def compute_score(solution_str): ...", "cannot be called with data_source"),
         ("def compute_score(data_source, solution_str, ground_truth, extra_info, must): ...", "must"),
@@ -210,27 +210,30 @@ def test_leaving_early_and_never_scoring_ends_the_processes(function) -> None:
     assert workers_alive() == before
 
 
-def test_workers_of_a_driver_with_torch_stay_light(tmp_path) -> None:
-    """A driver that imported torch at its top, as a script with a main guard, keeps its workers light."""
+@pytest.mark.parametrize("how", ["file", "stdin"])
+def test_workers_do_not_run_the_drivers_main_module(tmp_path, function, how) -> None:
+    """A driver without a main guard, heavy at its top, from a file or from stdin: its workers stay light."""
+    file = function(
+        """
+        import sys
+
+        def compute_score(**keywords):
+            return float("xml.dom" in sys.modules or "torch" in sys.modules)
+        """
+    )
     script = tmp_path / "driver.py"
     script.write_text(
         textwrap.dedent(
-            """
+            f"""
+            import xml.dom
             from corral.config.plan import RewardPlan
             from corral.rewards.pool import RewardItem, RewardPool
 
-            def compute_score(**keywords):
-                import sys
-                return float("torch" in sys.modules or "transformers" in sys.modules)
-
-            if __name__ == "__main__":
-                import torch
-                with RewardPool(RewardPlan(__file__, "compute_score", {}, 1, 60.0)) as pool:
-                    print(pool.score([RewardItem(0, "any", "", "", {})])[0].value)
+            with RewardPool(RewardPlan({str(file)!r}, "compute_score", {{}}, 1, 60.0)) as pool:
+                print(pool.score([RewardItem(0, "any", "", "", {{}})])[0].value)
             """
         )
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False, env=os.environ
-    )
-    assert (done.stdout.strip(), done.returncode) == ("0.0", 0), done.stderr
+    command = [sys.executable, str(script)] if how == "file" else [sys.executable, "-"]
+    done = subprocess.run(command, stdin=script.open(), capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.returncode) == ("0.0\n", 0), done.stderr
