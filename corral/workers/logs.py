@@ -22,13 +22,18 @@ def size(path: Path) -> int:
 
 
 def last_lines(path: Path, count: int = 5) -> str:
-    """The last non-empty lines, joined by " / " so that they fit into a one-line message. "(empty)" when none."""
+    """The last non-empty lines, joined by " / " so that they fit into a one-line message. "(empty)" when none.
+
+    Of a crash that Python reported, the lines from there on: its stack has the innermost call first.
+    """
     if not path.exists():
         return "(no such file here)"
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 8192))
         lines = file.read().decode("utf-8", "replace").splitlines()
-    kept = [line.strip()[:400] for line in lines if line.strip()][-count:]
+    said = [line.strip()[:400] for line in lines if line.strip()]
+    crashes = [index for index, line in enumerate(said) if line.startswith("Fatal Python error")]
+    kept = said[crashes[-1] :][: count + 1] if crashes else said[-count:]
     return " / ".join(kept) or "(empty)"
 
 

@@ -29,9 +29,11 @@ Reply = bytes | Failure
 
 
 class NodeHost:
-    """`node`: index in the run. `env` is added to the environment of the zygote, `preload` are modules it imports."""
+    """`node`: index in the run. The zygote imports `preload`, in the folder `cwd` if this node has it, with `env` added."""
 
-    def __init__(self, node: int, run_dir: str, devices: int, preload: tuple[str, ...], env: dict[str, str]) -> None:
+    def __init__(
+        self, node: int, run_dir: str, devices: int, preload: tuple[str, ...], env: dict[str, str], cwd: str
+    ) -> None:
         self._node, self._run_dir = node, Path(run_dir)
         self._ranks: list[int] = []
         self._exits: dict[int, int] = {}  # rank → wait status
@@ -39,23 +41,25 @@ class NodeHost:
         self._changed = threading.Condition()  # guards the notices of the zygote
         self._busy = threading.Lock()
         self._zygote_gone = False
+        self._stuck = False  # a call ended early: some ranks may never answer
         self._started = threading.Event()
         self._control, far = _pair()
         pairs = [_pair() for _ in range(devices)]
         self._connections = [near for near, _ in pairs]
         far_ends = [far, *(far for _, far in pairs)]
-        threading.Thread(target=self._keep_zygote, args=(far_ends, preload, env), daemon=True).start()
+        log = logs.node_log(self._run_dir, node)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()  # a run folder that cannot be written shows here, not in the thread
+        threading.Thread(target=self._keep_zygote, args=(far_ends, preload, env, cwd), daemon=True).start()
         self._started.wait()
 
     # The zygote -----------------------------------------------------------------------------------------------------
 
-    def _keep_zygote(self, far_ends: list[Connection], preload: tuple[str, ...], env: dict[str, str]) -> None:
-        """Start the zygote and take its notices. The thread that starts it must live as long as the node host."""
-        log = logs.node_log(self._run_dir, self._node)
-        log.parent.mkdir(parents=True, exist_ok=True)
+    def _keep_zygote(self, far_ends: list[Connection], preload: tuple[str, ...], env: dict[str, str], cwd: str) -> None:
+        """Start the zygote and take its notices until it ends."""
         fds = [end.fileno() for end in far_ends]
         command = [sys.executable, "-m", "corral.workers.zygote", ",".join(map(str, fds)), *preload]
-        with log.open("ab") as output:
+        with logs.node_log(self._run_dir, self._node).open("ab") as output:
             self._zygote = subprocess.Popen(
                 command,
                 env={**os.environ, **env},
@@ -64,6 +68,7 @@ class NodeHost:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                cwd=cwd if Path(cwd).is_dir() else None,
             )
         for end in far_ends:
             end.close()
@@ -144,6 +149,7 @@ class NodeHost:
                     end = min(end, time.monotonic() + GRACE)
                 else:
                     results[rank] = reply
+        self._stuck = self._stuck or bool(failures)
         return list(failures) if failures else [results[rank] for rank in self._ranks]
 
     def _receive(self, connection: Connection, rank: int) -> Reply:
@@ -187,7 +193,7 @@ class NodeHost:
 
     def stop(self) -> None:
         """End the ranks: idle ones may leave by themselves, busy ones are killed. Then the zygote."""
-        if self._busy.acquire(blocking=False):
+        if not self._stuck and self._busy.acquire(blocking=False):
             try:
                 self._dismiss()
             finally:

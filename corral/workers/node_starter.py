@@ -24,7 +24,7 @@ SETTINGS = {
     "RAY_enable_worker_prestart": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_period_ms": "1000",  # a dead node is noticed in seconds
-    "RAY_DISABLE_MEMORY_MONITOR": "1",
+    "RAY_memory_monitor_refresh_ms": "0",  # it would kill node hosts for the memory of ranks
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -50,6 +51,30 @@ def reserve(nnodes: int, devices: int, device: str, wait: float) -> tuple[Any, l
         for bundle, node_id in where.items()
     ]
     return group, sorted(placed, key=lambda node: (_natural(node.name), node.node_id))
+
+
+def await_listener(address: str, wait: float) -> None:
+    """Return once something accepts connections at "host:port". Ray itself would retry for minutes, noisily.
+
+    Raises InfraError when nothing does within `wait` seconds, or when the address has another form.
+    """
+    if address == "auto":  # Ray finds the cluster of this machine, or says at once that there is none
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise InfraError(f"RAY_ADDRESS={address}: expected HOST:PORT of the head node, for example 10.0.0.1:6379")
+    end = time.monotonic() + wait
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=max(end - time.monotonic(), POLL)).close()
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise InfraError(
+                    f"no Ray cluster at {address} after {wait:g} s ({error}); check RAY_ADDRESS, or unset it to start "
+                    "local nodes"
+                ) from None
+            time.sleep(POLL)
 
 
 def make_ranks(topology: Topology, master: str) -> list[Rank]:

@@ -23,11 +23,12 @@ from corral.workers.local_cluster import LocalCluster
 from corral.workers.log_pump import LogPump
 from corral.workers.messages import Failure, RankSpec, WorkerSpec
 from corral.workers.node_host import NodeHost
-from corral.workers.placement import PlacedNode, make_ranks, reserve
+from corral.workers.placement import PlacedNode, await_listener, make_ranks, reserve
 
 PRELOAD = ("torch", "transformers")
 POLL = 0.5  # seconds; also how soon Ctrl-C is noticed
 ECHO = 1.5  # seconds given to other nodes after a failure, to find the one that came first
+ANSWER = 120.0  # seconds a node host may take to start, or to answer a question about its node
 STOP = 15.0  # seconds the node hosts may take to end their ranks
 FLUSH = 10.0  # seconds for the last lines of the logs
 READ = 10.0  # seconds one read of a node's logs may take
@@ -103,7 +104,9 @@ class RayLauncher:
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node.bundle),
             **held,
         )
-        return actor.remote(index, str(self._run_dir), devices, tuple(preload), _node_env(self._topology.device))
+        return actor.remote(
+            index, str(self._run_dir), devices, tuple(preload), _node_env(self._topology.device), os.getcwd()
+        )
 
     def _start_ranks(self, worker: WorkerSpec, sink: LineSink | None) -> None:
         self.ranks = make_ranks(self._topology, self._one(0, "rendezvous", self._nodes[0].ip))
@@ -125,7 +128,7 @@ class RayLauncher:
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def call(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """See Launcher.call. Anything that is not a CorralError (Ctrl-C, SIGTERM) ends all ranks before it passes on."""
+        """See Launcher.call. What is not a CorralError (Ctrl-C, SIGTERM) ends all ranks before it passes on."""
         if len(args) != len(self.ranks):
             raise ValueError(f"{method}: {len(args)} argument tuples for {len(self.ranks)} ranks")
         if self._broken is not None:
@@ -178,7 +181,7 @@ class RayLauncher:
         log = logs.rank_log(self._run_dir, node, first)
         text = (
             f"node-{node} ({place.name}, {place.ip}, Ray node {place.node_id[:12]}) was lost during {method}: "
-            f"{str(error).splitlines()[0]}; last lines of rank {first}: {logs.last_lines(log)}"
+            f"{_gist(error)}; last lines of rank {first}: {logs.last_lines(log)}"
         )
         return Failure(node, first, died=True, time=time.time(), error_type="", message=text)
 
@@ -186,7 +189,10 @@ class RayLauncher:
         import ray
 
         try:
-            return ray.get(getattr(self._hosts[node], method).remote(*args))
+            return ray.get(getattr(self._hosts[node], method).remote(*args), timeout=ANSWER)
+        except ray.exceptions.GetTimeoutError:
+            place = f"node-{node} ({self._nodes[node].name}, {self._nodes[node].ip})"
+            raise InfraError(f"{place}: its node host did not answer {method} in {ANSWER:g} s") from None
         except ray.exceptions.RayActorError as error:
             raise InfraError(self._lost(node, method, error).message) from None
 
@@ -231,8 +237,10 @@ class RayLauncher:
 
 
 def _connect(address: str, wait: float) -> None:
+    """Become a driver of the cluster. Raises InfraError when nothing listens there within `wait` seconds."""
     import ray
 
+    await_listener(address, wait)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         ray.init(
@@ -245,6 +253,12 @@ def _connect(address: str, wait: float) -> None:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():  # Ray turns SIGTERM into exit code 15
                 signal.signal(number, handler)
+
+
+def _gist(error: Exception) -> str:
+    """The first and the last line of what Ray says about an actor; between them are ids, or a traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
 
 
 def _node_env(device: str) -> dict[str, str]:

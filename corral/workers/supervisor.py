@@ -1,8 +1,9 @@
 """The process that owns everything a local cluster starts, and ends it when its parent is gone, in whatever way.
 
 `python -m corral.workers.supervisor CONTROL_FD PARENT_PID SPEC_JSON TIMEOUT` starts the nodes and talks JSON lines on
-the control socket. To the parent: {"event": "ready", "address"}, {"event": "failed", "reason": "start" | "deadline", "message"},
-{"event": "exit", "code"}. From it: {"run": argv, "env"}, {"signal": number}; a closed socket means: end it all.
+the control socket. To the parent: {"event": "ready", "address"}, {"event": "exit", "code"} and {"event": "failed",
+"reason": "start" | "deadline", "message"}. From it: {"run": argv, "env"}, {"signal": number}; a closed socket means:
+end it all.
 It adopts orphans (Linux child subreaper), so all processes below it are its descendants and only those are ended.
 """
 
@@ -137,7 +138,7 @@ class Supervisor:
     def _fail(self, reason: str, what: str) -> None:
         written = [path for path in self._temp.rglob("*") if path.name in _TELLING and path.stat().st_size]
         newest = sorted(written, key=lambda path: path.stat().st_mtime)[-2:]
-        said = "; ".join(f"{path.name}: {last_lines(path, 3)}" for path in newest)
+        said = "; ".join(f"{path.name}: {last_lines(path, 3)}" for path in newest) or "no log yet"
         self._tell(event="failed", reason=reason, message=f"{what}; {said}")
         self._stopping = True
 
