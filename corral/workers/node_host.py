@@ -29,7 +29,7 @@ Reply = bytes | Failure
 
 
 class NodeHost:
-    """`node`: index in the run. The zygote imports `preload`, in the folder `cwd` if this node has it, with `env` added."""
+    """`node`: index in the run. The zygote imports `preload`, in the folder `cwd` if this node has it, `env` added."""
 
     def __init__(
         self, node: int, run_dir: str, devices: int, preload: tuple[str, ...], env: dict[str, str], cwd: str
