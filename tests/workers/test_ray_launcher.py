@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +21,13 @@ from corral.workers.ray_launcher import RayLauncher
 from tests.workers.clusters import all_gone, processes, running, topology, until
 
 WORKER = "tests.workers.toy:Toy"
+DRIVER = """
+from tests.workers.clusters import topology
+from corral.workers.ray_launcher import RayLauncher
+where = topology(1, 2, {address!r})
+launcher = RayLauncher(where, "tests.workers.toy:Toy", ("",), {run_dir!r}, preload=(), wait={wait})
+launcher.call("hang", [(), ()])
+"""
 Start = Callable[..., RayLauncher]
 
 
@@ -59,6 +65,17 @@ def test_every_rank_is_its_own_process_with_torchrun_variables(start: Start) -> 
         assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]) == (str(rank), "4", str(rank % 2))
         assert env["OMP_NUM_THREADS"] == "1"
     assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for _, _, env in found}) == 1
+
+
+def test_ranks_work_in_the_folder_of_the_driver(start: Start) -> None:
+    assert start().call("working_folder", [(), ()]) == [os.getcwd()] * 2
+
+
+def test_the_driver_keeps_its_signal_handlers(start: Start) -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    start(devices=1)
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_modules_are_imported_before_the_fork_and_ranks_know_nothing_of_ray(start: Start) -> None:
@@ -138,9 +155,9 @@ def test_kill_between_calls(start: Start) -> None:
 
 
 def test_a_worker_that_cannot_be_made(start: Start) -> None:
-    with pytest.raises(WorkerError, match="start failed on node-0 rank [01]: AttributeError: .*Missing"):
+    with pytest.raises(WorkerError, match=r"start failed on node-0 rank [01]: AttributeError: .*Missing"):
         start(worker="tests.workers.toy:Missing")
-    with pytest.raises(WorkerError, match="start failed on node-0 rank [01]: ModuleNotFoundError"):
+    with pytest.raises(WorkerError, match=r"start failed on node-0 rank [01]: ModuleNotFoundError"):
         start(worker="tests.workers.nowhere:Toy")
 
 
@@ -150,35 +167,33 @@ def test_a_module_that_cannot_be_imported_is_named(cluster: LocalCluster, tmp_pa
 
 
 def test_more_nodes_than_the_cluster_has(start: Start) -> None:
-    began = time.monotonic()
-    with pytest.raises(
-        InfraError, match=r"found 2 nodes with 2 CPU after 1 s; need 3 x 2 CPU.*ray start --address"
-    ) as caught:
+    says = r"found 2 nodes with 2 CPU after 1 s; need 3 x 2 CPU.*ray start --address"
+    with pytest.raises(InfraError, match=says) as caught:
         start(nnodes=3, wait=1.0)
-    assert time.monotonic() - began < 30  # bounded, on a busy machine too
     assert caught.value.exit_code == 75
 
 
 def test_devices_in_use_by_another_run(start: Start, cluster: LocalCluster, tmp_path: Path) -> None:
-    """A second driver, as one process has one connection to Ray."""
+    """The second driver is a process of its own, as a process has one connection to Ray."""
     start(nnodes=2)
-    code = (
-        "from tests.workers.clusters import topology\n"
-        "from corral.workers.ray_launcher import RayLauncher\n"
-        f"RayLauncher(topology(1, 2, {cluster.address!r}), {WORKER!r}, ('',), {str(tmp_path / 'b')!r}, preload=(), wait=1)"
-    )
+    code = DRIVER.format(address=cluster.address, run_dir=str(tmp_path / "second"), wait=1.0)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert re.search(r"InfraError: found 2 nodes with 2 CPU, but only 0 CPU in all are free after 1 s", done.stderr)
+    assert "InfraError: found 2 nodes with 2 CPU, but only 0 CPU in all are free after 1 s" in done.stderr
 
 
-def test_no_cluster_at_the_address(tmp_path: Path) -> None:
-    code = (
-        "from tests.workers.clusters import topology\n"
-        "from corral.workers.ray_launcher import RayLauncher\n"
-        f"RayLauncher(topology(1, 2, '127.0.0.2:1'), {WORKER!r}, ('',), {str(tmp_path)!r}, preload=(), wait=1)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert "InfraError: no Ray cluster at 127.0.0.2:1" in done.stderr
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [("127.0.0.2:1", "no Ray cluster at 127.0.0.2:1 after 1 s"), ("ray://head:10001", "expected HOST:PORT")],
+)
+def test_no_cluster_at_the_address(address: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(InfraError, match=says):
+        RayLauncher(topology(1, 1, address), WORKER, ("",), tmp_path, preload=(), wait=1.0)
+
+
+def test_a_run_folder_that_cannot_be_written(cluster: LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InfraError, match=r"node-0 .* was lost during rendezvous: .*NotADirectoryError"):
+        RayLauncher(topology(1, 1, cluster.address), WORKER, ("",), tmp_path / "file", preload=())
 
 
 def test_ctrl_c_during_a_call_ends_all_ranks(start: Start, tmp_path: Path) -> None:
@@ -215,18 +230,11 @@ def test_a_killed_driver_takes_its_own_local_nodes_along(tmp_path: Path) -> None
 
 
 def _driver(run_dir: Path, address: str | None) -> subprocess.Popen[bytes]:
-    code = (
-        "from tests.workers.clusters import topology\n"
-        "from corral.workers.ray_launcher import RayLauncher\n"
-        f"launcher = RayLauncher(topology(1, 2, {address!r}), {WORKER!r}, ({str(run_dir)!r},), {str(run_dir)!r}, preload=())\n"
-        "launcher.call('hang', [(), ()])\n"
-    )
+    code = DRIVER.format(address=address, run_dir=str(run_dir), wait=60.0)
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
 
 
 def _ranks_of(run_dir: Path, count: int) -> list[psutil.Process]:
-    import json
-
     files = [run_dir / "progress" / f"rank-{rank}.json" for rank in range(count)]
     until(lambda: all(path.exists() for path in files))
     return processes(json.loads(path.read_text())["pid"] for path in files)

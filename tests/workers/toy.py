@@ -39,6 +39,9 @@ class Toy:
     def modules(self) -> list[str]:
         return sorted(sys.modules)
 
+    def working_folder(self) -> str:
+        return os.getcwd()
+
     def fail(self, kind: str, message: str) -> None:
         raise getattr(corral.errors, kind)(message)
 
