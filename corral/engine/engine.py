@@ -31,7 +31,7 @@ from corral.engine.offload import Parking
 from corral.engine.optim import adamw, learning_rate
 from corral.engine.packed import PackedRow, pack
 from corral.engine.rank import Rank
-from corral.engine.shard import autocast, shard, sync_gradients
+from corral.engine.shard import autocast, reshard, shard, sync_gradients
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Engine:
         self.horizon = horizon
         self.parallel = parallel(rank, plan.sp)
         self.device = device_of(rank)
-        self.module = shard(build_model(plan, rank).to(self.device), plan, self.parallel)
+        self.module = shard(build_model(plan, rank), plan, self.parallel, self.device)
         self.optimizer = None if plan.optim is None else adamw(self.module.parameters(), plan.optim)
         self.iteration = 0
         self._parking = Parking(
@@ -105,6 +105,7 @@ class Engine:
                 if name not in results:
                     results[name] = torch.zeros(batch.response_ids.numel(), dtype=values.dtype)
                 results[name][row.token_at] = values.cpu()
+        reshard(self.module)
         if self.parallel.sequence is not None:
             for values in results.values():  # each rank holds its own slices and zeros elsewhere
                 dist.all_reduce(values, group=self.parallel.sequence.group)

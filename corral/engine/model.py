@@ -43,6 +43,11 @@ def build_model(plan: EnginePlan, rank: Rank) -> PreTrainedModel:
     folder, key = Path(plan.model.path), model_key(plan.role)
     config = _read_config(folder, key, plan)
     refuse_config(config, training=plan.train is not None)
+    heads = config.get_text_config().num_attention_heads
+    if heads % plan.sp:
+        raise ConfigError(
+            f"{plan.role}: {heads} attention heads cannot be split over sequence parallel degree {plan.sp}"
+        )
     auto = AutoModelForCausalLM
     if plan.role == "critic":
         auto = AutoModelForTokenClassification

@@ -15,12 +15,16 @@ from corral.engine.distributed import Parallel
 from corral.errors import ConfigError
 
 
-def shard(model: PreTrainedModel, plan: EnginePlan, at: Parallel) -> PreTrainedModel:
-    """The model with parameters sharded over all ranks, layer by layer; unchanged in a world of one."""
+def shard(model: PreTrainedModel, plan: EnginePlan, at: Parallel, device: torch.device) -> PreTrainedModel:
+    """The model on `device`, its parameters sharded over all ranks; whole and plain in a world of one.
+
+    Layers move to the device and are sharded one after the other, so the whole model is never on one device.
+    ConfigError: the two dtypes do not go together, or the model does not declare its layers.
+    """
     if plan.compute_dtype != plan.master_dtype and plan.compute_dtype not in ("bfloat16", "float16"):
         raise ConfigError(f"{plan.role}: cannot compute in {plan.compute_dtype} with {plan.master_dtype} weights")
     if at.mesh is None:
-        return model
+        return model.to(device)
     policy = MixedPrecisionPolicy()
     if plan.compute_dtype != plan.master_dtype:
         policy = MixedPrecisionPolicy(
@@ -47,6 +51,13 @@ def sync_gradients(model: nn.Module, sync: bool) -> None:
     """Whether the next backward reduces gradients over the world: only that of the last micro-batch has to."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(sync)
+
+
+def reshard(model: nn.Module) -> None:
+    """Free whole parameters that a forward pass without a backward pass has left behind (reshard_after_forward off)."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def autocast(plan: EnginePlan, device: torch.device, at: Parallel) -> AbstractContextManager[object]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from corral.batch import Batch
 from corral.config.plan import MicroBatches
@@ -88,6 +89,8 @@ def train(rank: Rank, case: Case, batch: Batch | None = None, spoil: int | None 
     engine = Engine(plan, rank, horizon=STEPS)
     share, micro, picked = share_of(batch, engine, case.limits)
     before = _in_order(batch, share, picked, engine.infer(share, micro, temperature=TEMPERATURE, entropy=True), engine)
+    if rank.world > 1:  # scoring leaves no whole parameter behind
+        assert all(isinstance(p, DTensor) for p in engine.module.parameters())
     goal = objective(case.role, batch)
     steps = []
     for step in range(STEPS if spoil is None else STEPS + 1):

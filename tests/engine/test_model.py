@@ -94,6 +94,10 @@ def test_overrides(models: dict[str, Path]) -> None:
     )
 
 
+def test_heads_have_to_divide(models: dict[str, Path]) -> None:
+    assert refusal(models["qwen3"], ConfigError, sp=3).startswith("actor: 4 attention heads cannot be split")
+
+
 def test_dropout_is_refused_in_training_only(models: dict[str, Path]) -> None:
     override = {"attention_dropout": 0.1}
     assert "attention_dropout=0" in refusal(models["qwen3"], ConfigError, override_config=override)
