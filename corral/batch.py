@@ -36,12 +36,12 @@ class Batch:
     """S samples with their tokens and whatever has been computed for them so far.
 
     prompt_ids [P] int64, prompt_offsets [S+1] int64; response_ids [R] int64, response_offsets [S+1] int64.
-    response_mask [R] bool: True where the policy generated the token (EOS included), False on tool or observation tokens.
-    row [S]: data row of the prompt; sample_index [S]: which of its n samples; group [S]: equal for samples of one prompt.
+    response_mask [R] bool: True where the policy generated the token (EOS included), False on tool and observation
+    tokens. row [S]: data row of the prompt; sample_index [S]: which of its n samples; group [S]: equal for one prompt.
     finish [S]: index into FINISH_REASONS. is_padding [S]: a no-op sample that no loss and no metric sees.
     The remaining token fields are [R] floats, None until their phase has run:
-    rollout_log_probs (engine), old_log_probs, ref_log_probs, values (prediction before the token), scores (reward, on the last
-    response token), rewards (scores with KL in reward), advantages, returns.
+    rollout_log_probs (engine), old_log_probs, ref_log_probs, values (prediction before the token), scores (reward, on
+    the last response token), rewards (scores with KL in reward), advantages, returns.
     """
 
     prompt_ids: Tensor
@@ -66,7 +66,9 @@ class Batch:
     def __post_init__(self) -> None:
         samples, tokens = len(self), int(self.response_offsets[-1])
         if int(self.prompt_offsets[-1]) != self.prompt_ids.numel():
-            raise ValueError(f"prompt_offsets end at {int(self.prompt_offsets[-1])}, prompt_ids hold {self.prompt_ids.numel()}")
+            raise ValueError(
+                f"prompt_offsets end at {int(self.prompt_offsets[-1])}, prompt_ids hold {self.prompt_ids.numel()}"
+            )
         for name in _SAMPLE_FIELDS:
             if getattr(self, name).shape != (samples,):
                 raise ValueError(f"{name} has shape {tuple(getattr(self, name).shape)}, expected ({samples},)")
@@ -141,7 +143,7 @@ class Batch:
         return Batch(**changes)  # type: ignore[arg-type]
 
     def padded(self, count: int) -> Batch:
-        """This batch followed by `count` no-op samples (one prompt token, one masked response token, zeros everywhere)."""
+        """This batch and `count` no-op samples: one prompt token, one masked response token, zeros everywhere."""
         if count == 0:
             return self
         tokens = torch.zeros(count, dtype=torch.int64)
@@ -198,7 +200,7 @@ def _offsets(lengths: Tensor) -> Tensor:
 
 
 def gather_rows(offsets: Tensor, picked: Tensor) -> tuple[Tensor, Tensor]:
-    """Flat positions of the picked rows' tokens [sum of their lengths], and the offsets [len(picked)+1] of the rows gathered."""
+    """Flat positions of the picked rows' tokens [their sum], and the offsets [len(picked)+1] of the gathered rows."""
     lengths = offsets.diff()[picked]
     out = _offsets(lengths)
     start = torch.repeat_interleave(offsets[:-1][picked] - out[:-1], lengths)

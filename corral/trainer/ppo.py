@@ -111,7 +111,8 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
 
 def with_advantages(run: Run, batch: Batch) -> tuple[Batch, dict[str, float]]:
     """Rewards (scores, with the KL to the reference when it is part of the reward), advantages and returns."""
-    algorithm, metrics = run.plan.algorithm, {}
+    algorithm = run.plan.algorithm
+    metrics: dict[str, float] = {}
     assert batch.scores is not None
     rewards = batch.scores
     if algorithm.use_kl_in_reward:
@@ -126,7 +127,9 @@ def with_advantages(run: Run, batch: Batch) -> tuple[Batch, dict[str, float]]:
             algorithm.kl_penalty,
         )
         metrics = {
-            "actor/reward_kl_penalty": mean_of_sample_means(penalty, batch.response_mask, batch.response_offsets),
+            "actor/reward_kl_penalty": float(
+                mean_of_sample_means(penalty, batch.response_mask, batch.response_offsets)
+            ),
             "actor/reward_kl_penalty_coeff": algorithm.kl_coef,
         }
     assert batch.values is not None

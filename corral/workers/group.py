@@ -65,7 +65,8 @@ class WorkerGroup:
 
     def push_weights(self, probe: Batch) -> float:
         """Give the replicas the actor's weights; the largest log-prob gap any of them shows on the probe."""
-        return max(self.launcher.call("push_weights", [(probe,)] * self.world))
+        gaps: list[float] = self.launcher.call("push_weights", [(probe,)] * self.world)
+        return max(gaps)
 
     # Scoring -------------------------------------------------------------------------------------------------------
 

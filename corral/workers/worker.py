@@ -124,7 +124,7 @@ class Worker:
     def generate(self, requests: Sequence[Request], sampling: Sampling, step: int) -> list[Completion]:
         """Completions in the order of the requests (which may be none)."""
         assert self.rollout is not None
-        with self._phase("generate"):
+        with self._phase("generate"), self.engines["actor"].loaded(optimizer=False):
             self.rollout.wake()
             done = self.rollout.generate(requests, sampling, step=step)
             self.rollout.sleep()
@@ -155,4 +155,5 @@ class Worker:
 def _full_copy(plan: EnginePlan, rank: Rank) -> torch.nn.Module:
     from corral.engine.model import build_model
 
-    return build_model(plan, rank).requires_grad_(False).eval()
+    module: torch.nn.Module = build_model(plan, rank).requires_grad_(False).eval()
+    return module

@@ -52,5 +52,5 @@ def running(run_dir: Path, rank: int, method: str) -> bool:
     return (record["method"], record["state"]) == (method, "running")
 
 
-def topology(nnodes: int, devices: int, address: str | None) -> Topology:
-    return Topology("cpu", nnodes, devices, "ray", address)
+def topology(nnodes: int, devices: int, address: str | None, device: str = "cpu") -> Topology:
+    return Topology(device, nnodes, devices, "ray", address)

@@ -240,6 +240,17 @@ def _ranks_of(run_dir: Path, count: int) -> list[psutil.Process]:
     return processes(json.loads(path.read_text())["pid"] for path in files)
 
 
+def test_each_rank_sees_one_accelerator(tmp_path: Path) -> None:
+    """NPUs that are only a number Ray counts, which is all the launcher knows of them."""
+    with LocalCluster.start(nodes=1, devices_per_node=2, resource="NPU") as own:
+        launcher = RayLauncher(topology(1, 2, own.address, "npu"), WORKER, (str(tmp_path),), tmp_path, preload=())
+        try:
+            found = launcher.call("where", [(), ()])
+        finally:
+            launcher.close()
+    assert [env["ASCEND_RT_VISIBLE_DEVICES"] for _, _, env in found] == ["0", "1"]
+
+
 def test_a_lost_node_is_named(tmp_path: Path) -> None:
     """On a cluster of its own, as it does not come back."""
     with LocalCluster.start(nodes=2, devices_per_node=1) as own:

@@ -15,7 +15,15 @@ from typing import Any
 import corral.errors
 from corral.engine.rank import Rank
 
-FIELDS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
+FIELDS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "ASCEND_RT_VISIBLE_DEVICES",
+)
 
 
 class Toy:

@@ -16,7 +16,7 @@ class Fsdp(Section):
     dtype: str | None = key(None, "Type of forward and backward; null: float32 on cpu, bfloat16 on cuda and npu.")
     reshard_after_forward: bool = key(True, "Free gathered parameters after forward and gather them again in backward.")
     fsdp_size: int = key(-1, "Ranks a parameter is sharded over; only -1 (all of them) is available.", "ranks")
-    use_torch_compile: bool = key(False, "Compile the model's layers with torch.compile.")
+    use_torch_compile: bool = key(False, "Compile the log-prob and entropy computation with torch.compile.")
     seed: int = key(42, "Seed of newly initialised weights (the value head).")
 
 

@@ -16,7 +16,12 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 
 @dataclass
 class Ref(Section):
-    fsdp_config: Fsdp = section(Fsdp, "How the reference is held.")
+    fsdp_config: Fsdp = section(
+        Fsdp,
+        "How the reference is held; its types are the actor's, so that the KL is not a difference of precision.",
+        model_dtype=II(f"{_ACTOR}.fsdp_config.model_dtype"),
+        dtype=II(f"{_ACTOR}.fsdp_config.dtype"),
+    )
     ulysses_sequence_parallel_size: int = key(
         II(f"{_ACTOR}.ulysses_sequence_parallel_size"), "SP degree; default: as the actor.", "ranks"
     )

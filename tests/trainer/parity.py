@@ -1,0 +1,73 @@
+"""The parity check: the same training in one process and on 2 nodes × 4 ranks with sequence parallel 2."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+
+from tests.trainer.runs import Inputs, metrics, samples, weights
+
+STEPS = 3
+# Wall-clock, and means that are zero by construction (whitened advantages).
+IGNORED = ("timing", "perf/", "critic/advantages/mean", "rollout/probe_gap", "training/rollout_")
+
+
+def parity_overrides(inputs: Inputs, run_dir: Path, *, split: bool, dtype: str) -> list[str]:
+    """3 steps of 16 prompts × 2 samples at lr 1e-3; a packed row holds 192 tokens, so a rank runs several."""
+    sp = 2 if split else 1
+    topology = ["trainer.nnodes=2", "trainer.n_gpus_per_node=4"] if split else []
+    engines = ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp")
+    return inputs.overrides(
+        run_dir,
+        "data.train_batch_size=16",
+        "data.max_response_length=40",
+        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={192 // sp}",
+        f"critic.ppo_max_token_len_per_gpu={192 // sp}",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "critic.optim.lr=1e-3",
+        "actor_rollout_ref.actor.entropy_coeff=0.01",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={sp}",
+        f"critic.ulysses_sequence_parallel_size={sp}",
+        *(f"{engine}.{key}={dtype}" for engine in engines for key in ("model_dtype", "dtype")),
+        f"trainer.total_training_steps={STEPS}",
+        f"trainer.save_freq={STEPS}",
+        *topology,
+    )
+
+
+def differences(one: Path, many: Path, *, rtol: float, atol: float) -> list[str]:
+    """Everything recorded that is not equal: samples token for token, numbers and weights to the tolerances."""
+
+    def close(a: float, b: float) -> bool:
+        return math.isclose(a, b, rel_tol=rtol, abs_tol=atol)
+
+    found = []
+    for step in range(1, STEPS + 1):
+        pairs = list(zip(samples(one, step), samples(many, step), strict=True))
+        if any(a["response_ids"] != b["response_ids"] for a, b in pairs):
+            found.append(f"step {step}: samples differ")
+        elif not all(close(x, y) for a, b in pairs for x, y in zip(a["values"], b["values"], strict=True)):
+            found.append(f"step {step}: values differ")
+    for a, b in zip(metrics(one), metrics(many), strict=True):
+        names = {name for name in a.keys() | b.keys() if not name.startswith(IGNORED)}
+        found += [
+            f"step {a['step']}: {name} {a.get(name)} != {b.get(name)}"
+            for name in sorted(names)
+            if name not in a or name not in b or not close(a[name], b[name])
+        ]
+    for role in ("actor", "critic"):
+        here, there = weights(one, STEPS, role), weights(many, STEPS, role)
+        if here.keys() != there.keys():
+            found.append(f"{role}: other weights")
+            continue
+        found += [
+            f"{role}: {name} differs by {(here[name] - there[name]).abs().max():.2e}"
+            for name in here
+            if not torch.allclose(here[name], there[name], rtol=rtol, atol=atol)
+        ]
+    return found
