@@ -13,9 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from corral.engine.rank import Rank
 from corral.engine.sequence_parallel import SequenceParallel
 from corral.errors import ConfigError
+from corral.platform import platform
 
-# CPU tensors are reduced too (results, gradient norms of offloaded parameters), so accelerators keep a CPU backend.
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
 TIMEOUT = timedelta(minutes=30)
 """Of one collective. A dead peer is noticed by the launcher, within seconds; this bounds what nobody else notices."""
 
@@ -60,7 +59,7 @@ def connect(rank: Rank) -> None:
     if rank.device != "cpu":
         torch.get_device_module(rank.device).set_device(device_of(rank))
     dist.init_process_group(
-        BACKENDS[rank.device],
+        platform(rank.device).backend,
         init_method=f"tcp://{rank.master}",
         rank=rank.rank,
         world_size=rank.world,

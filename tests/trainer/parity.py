@@ -6,10 +6,12 @@ import math
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from tests.trainer.runs import Inputs, metrics, samples, weights
 
 STEPS = 3
+LR = 1e-3
 # Wall-clock, and means that are zero by construction (whitened advantages).
 IGNORED = ("timing", "perf/", "critic/advantages/mean", "rollout/probe_gap", "training/rollout_")
 
@@ -27,8 +29,8 @@ def parity_overrides(inputs: Inputs, run_dir: Path, *, split: bool, dtype: str) 
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={192 // sp}",
         f"critic.ppo_max_token_len_per_gpu={192 // sp}",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        "critic.optim.lr=1e-3",
+        f"actor_rollout_ref.actor.optim.lr={LR}",
+        f"critic.optim.lr={LR}",
         "actor_rollout_ref.actor.entropy_coeff=0.01",
         "actor_rollout_ref.actor.use_kl_loss=True",
         f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={sp}",
@@ -41,7 +43,11 @@ def parity_overrides(inputs: Inputs, run_dir: Path, *, split: bool, dtype: str) 
 
 
 def differences(one: Path, many: Path, *, rtol: float, atol: float) -> list[str]:
-    """Everything recorded that is not equal: samples token for token, numbers and weights to the tolerances."""
+    """Everything recorded that is not equal: samples token for token, numbers and weights to the tolerances.
+
+    In float32 weights are compared tensor by tensor (norm of the difference to rtol), and no element may be off by more
+    than a fiftieth of one Adam step: where a gradient is all rounding, Adam makes a full step of its sign.
+    """
 
     def close(a: float, b: float) -> bool:
         return math.isclose(a, b, rel_tol=rtol, abs_tol=atol)
@@ -65,9 +71,12 @@ def differences(one: Path, many: Path, *, rtol: float, atol: float) -> list[str]
         if here.keys() != there.keys():
             found.append(f"{role}: other weights")
             continue
-        found += [
-            f"{role}: {name} differs by {(here[name] - there[name]).abs().max():.2e}"
-            for name in here
-            if not torch.allclose(here[name], there[name], rtol=rtol, atol=atol)
-        ]
+        found += [f"{role}: {name} differs" for name in here if not _same_weight(here[name], there[name], rtol, atol)]
     return found
+
+
+def _same_weight(here: Tensor, there: Tensor, rtol: float, atol: float) -> bool:
+    if here.dtype == torch.float64:
+        return torch.allclose(here, there, rtol=rtol, atol=atol)
+    gap = here - there
+    return bool(gap.norm() <= rtol * here.norm() and gap.abs().max() <= LR / 50)
