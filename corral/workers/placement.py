@@ -53,6 +53,16 @@ def reserve(nnodes: int, devices: int, device: str, wait: float) -> tuple[Any, l
     return group, sorted(placed, key=lambda node: (_natural(node.name), node.node_id))
 
 
+def listens(address: str) -> bool:
+    """Whether something accepts connections at "host:port" now."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def await_listener(address: str, wait: float) -> None:
     """Return once something accepts connections at "host:port". Ray itself would retry for minutes, noisily.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from corral.workers.local_cluster import LocalCluster
 from corral.workers.log_pump import LogPump
 from corral.workers.messages import Failure, RankSpec, WorkerSpec
 from corral.workers.node_host import NodeHost
-from corral.workers.placement import PlacedNode, await_listener, make_ranks, reserve
+from corral.workers.placement import PlacedNode, await_listener, listens, make_ranks, reserve
 
 PRELOAD = ("torch", "transformers")
 POLL = 0.5  # seconds; also how soon Ctrl-C is noticed
@@ -65,6 +66,7 @@ class RayLauncher:
         self._pump: LogPump | None = None
         self._broken: str | None = None
         self._joined = False
+        self._head, self._head_gone = "", False
         self.ranks: Sequence[Rank] = ()
         try:
             self._join(wait)
@@ -78,6 +80,8 @@ class RayLauncher:
     # Starting -------------------------------------------------------------------------------------------------------
 
     def _join(self, wait: float) -> None:
+        import ray
+
         address = self._topology.ray_address
         if address is None:
             nnodes, devices = self._topology.nnodes, self._topology.devices_per_node
@@ -87,6 +91,7 @@ class RayLauncher:
             print(f"started {nnodes} local Ray nodes x {devices} devices at {address} in {seconds:.1f} s", flush=True)
         _connect(address, wait)
         self._joined = True
+        self._head = ray.get_runtime_context().gcs_address
 
     def _start_host(self, index: int, node: PlacedNode, preload: Sequence[str]) -> Any:
         import ray
@@ -199,6 +204,8 @@ class RayLauncher:
     def _read_logs(self, node: int, offsets: dict[int, int]) -> dict[int, bytes]:
         import ray
 
+        if self._head_gone:
+            return logs.read_new(self._run_dir, node, offsets)
         try:
             new: dict[int, bytes] = ray.get(self._hosts[node].read_logs.remote(offsets), timeout=READ)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
@@ -215,25 +222,47 @@ class RayLauncher:
         """See Launcher.close. Ends the local nodes too, if this launcher started them."""
         self._broken = self._broken or "closed"
         if self._joined:
-            import ray
-
-            if self._hosts:
-                ray.wait([host.stop.remote() for host in self._hosts], num_returns=len(self._hosts), timeout=STOP)
-            if self._pump is not None:
-                self._pump.close(FLUSH)
-            hosts, self._hosts, self._pump = self._hosts, [], None
-            for host in hosts:
-                ray.kill(host)
-            if self._group is not None:
-                from ray.util.placement_group import remove_placement_group
-
-                remove_placement_group(self._group)
-                self._group = None
-            ray.shutdown()
             self._joined = False
+            self._head_gone = not listens(self._head)
+            if self._head_gone:
+                self._abandon()
+            else:
+                self._leave()
         if self._cluster is not None:
             cluster, self._cluster = self._cluster, None
             cluster.close()
+
+    def _leave(self) -> None:
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        if self._hosts:
+            ray.wait([host.stop.remote() for host in self._hosts], num_returns=len(self._hosts), timeout=STOP)
+        self._flush()
+        hosts, self._hosts = self._hosts, []
+        for host in hosts:
+            ray.kill(host)
+        if self._group is not None:
+            remove_placement_group(self._group)
+        ray.shutdown()
+
+    def _abandon(self) -> None:
+        """Without its head Ray tries again for a minute, then ends the process; a normal exit crashes in Ray."""
+        self._flush()
+        self._hosts = []
+        sys.excepthook = sys.__excepthook__  # Ray's own reports to the head first
+        atexit.register(_exit_as_infrastructure)
+
+    def _flush(self) -> None:
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.close(FLUSH)
+
+
+def _exit_as_infrastructure() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(InfraError.exit_code)
 
 
 def _connect(address: str, wait: float) -> None:

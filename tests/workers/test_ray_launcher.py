@@ -26,7 +26,10 @@ from tests.workers.clusters import topology
 from corral.workers.ray_launcher import RayLauncher
 where = topology(1, 2, {address!r})
 launcher = RayLauncher(where, "tests.workers.toy:Toy", ("",), {run_dir!r}, preload=(), wait={wait})
-launcher.call("hang", [(), ()])
+try:
+    launcher.call("hang", [(), ()])
+finally:
+    launcher.close()
 """
 Start = Callable[..., RayLauncher]
 
@@ -249,6 +252,17 @@ def test_each_rank_sees_one_accelerator(tmp_path: Path) -> None:
         finally:
             launcher.close()
     assert [env["ASCEND_RT_VISIBLE_DEVICES"] for _, _, env in found] == ["0", "1"]
+
+
+def test_a_lost_head_ends_the_driver_as_an_infrastructure_failure(tmp_path: Path) -> None:
+    with _driver(tmp_path, None) as driver:
+        until(lambda: running(tmp_path, 1, "hang"))
+        everything = psutil.Process(driver.pid).children(recursive=True)
+        for process in everything:
+            if process.name() in ("gcs_server", "raylet"):
+                process.kill()
+        assert driver.wait(50) == InfraError.exit_code
+    assert all_gone(everything)
 
 
 def test_a_lost_node_is_named(tmp_path: Path) -> None:
