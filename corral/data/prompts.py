@@ -65,7 +65,8 @@ class PromptDataset:
     def batch(self, indices: Sequence[int]) -> list[Prompt]:
         """The prompts at these positions, in this order.
 
-        Raises DataError naming the row when a prompt is over the cap and truncation is "error", or the template fails.
+        Raises DataError naming the row when a prompt is empty, or over the cap and truncation is "error", or the
+        template fails.
         """
         rows = [self._rows[index] for index in indices]
         return [
@@ -110,6 +111,8 @@ class PromptDataset:
 
     def _capped(self, ids: list[int], row: DataRow) -> tuple[int, ...]:
         cap, mode = self._plan.max_prompt_length, self._plan.truncation
+        if not ids:
+            raise DataError(f"{row.where}: the prompt has no tokens: nothing can be generated from it")
         if len(ids) <= cap:
             return tuple(ids)
         if mode == "left":

@@ -21,6 +21,9 @@ def load_tokenizer(model: Model) -> Any:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"no tokenizer in {model.tokenizer_path}: {reason}") from error
+    if not tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens):
+        # transformers makes an empty tokenizer of the model's kind where the folder holds no tokenizer files.
+        raise DataError(f"no tokenizer in {model.tokenizer_path}: it knows no words; add the model's tokenizer files")
     if not tokenizer.chat_template:
         raise DataError(
             f"the tokenizer in {model.tokenizer_path} has no chat template, and prompts are chats; "

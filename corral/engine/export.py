@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+
+from corral.errors import InfraError
 
 # What a model folder holds beside the model: everything but weights and the config, which the model writes itself.
 _BESIDE = (".json", ".txt", ".jinja", ".model", ".py")
@@ -35,16 +38,16 @@ def write_folder(path: Path, module: PreTrainedModel, tokenizer: Path, *, writer
     """A transformers folder at `path` (replaced if it exists): safetensors in master dtype, config, tokenizer files.
 
     All ranks call it, one writes. It is written beside `path` and renamed, so a folder at `path` is always complete.
+    Raises InfraError when it cannot be written; what was at `path` before is still there then.
     """
     weights = {name: tensor.cpu() for name, tensor in full_weights(module) if writer}
     if not writer:
         return
     path = path.absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
     fresh, old = (path.with_name(f".{path.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir()
     try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
         for file in sorted(tokenizer.iterdir()):
             if file.is_file() and file.suffix in _BESIDE and file.name != "config.json" and "index" not in file.name:
                 shutil.copyfile(file, fresh / file.name)
@@ -52,6 +55,11 @@ def write_folder(path: Path, module: PreTrainedModel, tokenizer: Path, *, writer
         if path.exists():
             path.rename(old)
         fresh.rename(path)
+    except (OSError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise InfraError(f"cannot write the model to {path}: {reason}; free space or choose another folder") from error
     finally:
+        if old.exists() and not path.exists():  # stopped between the two renames
+            old.rename(path)
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

@@ -65,6 +65,7 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
     """One iteration: its metrics, and how many optimizer steps were skipped for a non-finite gradient."""
     plan, group, timer = run.plan, run.group, run.timers
     temperature = plan.rollout.sampling.temperature
+    epoch = run.loader.epoch
     with timer("step"):
         with timer("gen"):
             batch, prompts, replayed = run.generation.next(step)
@@ -84,7 +85,7 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
                 batch = batch.with_fields(values=group.infer("critic", batch)["values"])
         with timer("adv"):
             batch, kl = with_advantages(run, batch)
-        metrics = {"training/global_step": float(step), "training/epoch": float(run.loader.epoch)}
+        metrics = {"training/global_step": float(step), "training/epoch": float(epoch)}
         metrics["rollout/replayed"] = float(replayed)
         metrics["actor/entropy"] = mean_of_tokens(batch, old["entropy"])
         updates: list[Update] = []

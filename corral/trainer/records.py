@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ class Records:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._move_earlier()
-            self._metrics = (self.folder / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
+            self._metrics = (self.folder / "metrics.jsonl").open("wb", buffering=0)
         except OSError as error:
             raise InfraError(
                 f"run folder {self.folder}: {error.strerror}; choose another with trainer.default_local_dir"
@@ -49,7 +50,11 @@ class Records:
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl, on disk when this returns."""
-        self._metrics.write(json.dumps({"step": step, **metrics}) + "\n")
+        rest = memoryview((json.dumps({"step": step, **metrics}) + "\n").encode())
+        end = self._metrics.tell()
+        with _whole(self.folder / "metrics.jsonl", lambda: self._metrics.truncate(end)):
+            while rest:
+                rest = rest[self._metrics.write(rest) :]
 
     def trace(self, events: list[dict[str, Any]]) -> None:
         """trace.json in the Trace Event Format (opens in Perfetto and chrome://tracing)."""
@@ -57,9 +62,7 @@ class Records:
 
     def samples(self, folder: str, step: int, rows: list[dict[str, Any]]) -> None:
         """{folder}/{step}.jsonl: one line a sample."""
-        target = Path(folder).expanduser()
-        target.mkdir(parents=True, exist_ok=True)
-        write_atomically(target / f"{step}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        write_atomically(Path(folder).expanduser() / f"{step}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def close(self) -> None:
         self._metrics.close()
@@ -69,11 +72,25 @@ class Records:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write beside the target, then rename: a reader sees the old file or the new one, never half of it."""
+    """Write beside the target, then rename: a reader sees the old file or the new one, never half of it.
+
+    Raises InfraError when it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _whole(path, lambda: temporary.unlink(missing_ok=True)):
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InfraError(f"cannot write {path}: {error.strerror}; free space or choose another folder") from error
+
+
+@contextmanager
+def _whole(path: Path, undo: Callable[[], object]) -> Iterator[None]:
+    """Half-written is undone, also at Ctrl-C; what the file system refuses becomes one line."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(NotADirectoryError):
+            undo()
+        if isinstance(error, OSError):
+            raise InfraError(f"cannot write {path}: {error.strerror}; free space or choose another folder") from error
+        raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from corral.config.plan import Plan
 from corral.data.loader import PromptLoader
 from corral.data.prompts import PromptDataset
 from corral.data.tokenizer import load_tokenizer
-from corral.errors import ConfigError
+from corral.errors import ConfigError, InfraError
 from corral.rewards.pool import RewardPool
 from corral.rollout.eos import eos_ids
 from corral.trainer.generation import Generation
@@ -59,21 +59,20 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
         validation = PromptDataset(data.val_files, data, tokenizer, data.val_max_samples)
     loader = PromptLoader(train, batch_size=data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
     total_steps = _total_steps(plan, loader)
+    probe = _probe(train)
+    ids = eos_ids(plan.actor.model.path, tokenizer)
     with ExitStack() as stack:
         records = Records(plan.trainer.run_dir)
         stack.callback(records.close)
         records.plan(plan, config)
+        timers = stack.enter_context(_traced(records))
         rewards = stack.enter_context(RewardPool(plan.reward))
         if plan.reward.custom_path is not None:
             rewards.ready()
-        timers = Timers()
-        stack.callback(lambda: records.trace(timers.events()))
         with timers("start_workers"):
             launcher = _launch(plan, total_steps, records)
         stack.callback(launcher.close)
         group = WorkerGroup(launcher, plan)
-        probe = _probe(train)
-        ids = eos_ids(plan.actor.model.path, tokenizer)
         yield Run(
             plan=plan,
             total_steps=total_steps,
@@ -86,6 +85,19 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
             timers=timers,
             probe=probe,
         )
+
+
+@contextmanager
+def _traced(records: Records) -> Iterator[Timers]:
+    """Timers whose trace is written at the end; when the run fails, its own error is the one to report."""
+    timers = Timers()
+    try:
+        yield timers
+    except BaseException:
+        with suppress(InfraError):
+            records.trace(timers.events())
+        raise
+    records.trace(timers.events())
 
 
 def _total_steps(plan: Plan, loader: PromptLoader) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from corral.engine.rank import Rank
+from corral.errors import InfraError
 from corral.workers.progress import Progress
 
 
@@ -24,12 +26,13 @@ class InProcess:
         if self._progress is None:
             return [getattr(self._worker, method)(*args[0])]
         self._progress.start(method)
-        state = "failed"
         try:
             result = getattr(self._worker, method)(*args[0])
-            state = "idle"
-        finally:
-            self._progress.end(method, state)
+        except BaseException:
+            with suppress(InfraError):  # what failed first is the one to report
+                self._progress.end(method, "failed")
+            raise
+        self._progress.end(method, "idle")
         return [result]
 
     def close(self) -> None:

@@ -7,9 +7,14 @@ import os
 import time
 from pathlib import Path
 
+from corral.errors import InfraError
+
 
 class Progress:
-    """Writes one small file, atomically, at the start and the end of every method call."""
+    """Writes one small file, atomically, at the start and the end of every method call.
+
+    Raises InfraError when it cannot be written.
+    """
 
     def __init__(self, run_dir: Path, node: int, rank: int) -> None:
         self.path = run_dir / "progress" / f"rank-{rank}.json"
@@ -29,5 +34,11 @@ class Progress:
         record = {"rank": self._rank, "node": self._node, "pid": os.getpid(), "method": method}
         record |= {"calls": self._calls, "state": state, "time": time.time()}
         temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(record) + "\n")
-        temporary.replace(self.path)
+        try:
+            temporary.write_text(json.dumps(record) + "\n")
+            temporary.replace(self.path)
+        except BaseException as error:  # also Ctrl-C
+            temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise InfraError(f"cannot write {self.path}: {error.strerror}; free space there") from error
+            raise

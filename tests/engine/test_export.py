@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from corral.engine.engine import Engine
 from corral.engine.rank import Rank
+from corral.errors import InfraError
 from tests.engine.parity import share_of
 from tests.engine.ranks import on_ranks
 from tests.engine.small import eager_log_probs, engine_plan, objective, random_batch
@@ -73,7 +74,7 @@ def test_a_failed_save_leaves_the_old_folder(models: dict[str, Path], tmp_path: 
     broken = engine_plan(models["qwen3"]).model
     object.__setattr__(broken, "tokenizer_path", str(tmp_path / "gone"))
     object.__setattr__(engine.plan, "model", broken)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(InfraError, match=r"No such file or directory: .*gone"):
         engine.save(tmp_path / "saved")
     assert {file.name: file.read_bytes() for file in (tmp_path / "saved").iterdir()} == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]

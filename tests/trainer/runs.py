@@ -14,6 +14,9 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from corral.exits import run_command
+from corral.trainer.main_ppo import main
+
 REWARDS = Path(__file__).parent
 
 
@@ -66,3 +69,15 @@ def samples(run_dir: Path, step: int) -> list[dict[str, Any]]:
 def weights(run_dir: Path, step: int, role: str) -> dict[str, Tensor]:
     """The exported weights of one role."""
     return load_file(run_dir / f"global_step_{step}" / role / "huggingface" / "model.safetensors")
+
+
+def train_here(overrides: Sequence[str]) -> int:
+    """The same command inside this process, where nothing has to be imported again; its exit code."""
+    return run_command(lambda: main(overrides))
+
+
+def temporary_files(*folders: Path) -> list[Path]:
+    """Files and folders that are written beside their final place; none may stay behind."""
+    return [
+        path for folder in folders for path in folder.rglob("*") if path.name.startswith(".") or ".tmp" in path.name
+    ]
