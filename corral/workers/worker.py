@@ -71,13 +71,21 @@ class Worker:
                 for role, engine_plan in (("actor", plan.actor), ("critic", plan.critic), ("ref", plan.ref))
                 if engine_plan is not None
             }
+            sizes = {role: sum(p.numel() for p in e.module.parameters()) for role, e in self.engines.items()}
         self.rollout: NativeEngine | None = None
+        built = ", ".join(f"{role} {size / 1e6:.2f} M parameters" for role, size in sizes.items())
+        self._say(f"rank {rank.rank} of {rank.world}: built {built}")
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         start = time.time()
         yield
         self.phases.append(Phase(name, start, time.time() - start))
+
+    def _say(self, what: str) -> None:
+        """One line for the rank's log, with the seconds of the phase just ended; alone in the world there is no log."""
+        if self.rank.world > 1:
+            print(f"{what} in {self.phases[-1].duration:.2f} s", flush=True)
 
     def trace(self) -> list[Phase]:
         """Phases since the last call."""
@@ -105,6 +113,7 @@ class Worker:
                 done = engine.train_step(mini.share.batch, mini.share.micro, mini.objective, temperature=temperature)
                 steps.append(StepStats(done.stats, done.grad_norm, done.skipped))
         engine.end_iteration()
+        self._say(f"updated {role}, {len(steps)} optimizer steps,")
         return steps, lr
 
     # Generation ----------------------------------------------------------------------------------------------------
@@ -128,6 +137,7 @@ class Worker:
             self.rollout.wake()
             done = self.rollout.generate(requests, sampling, step=step)
             self.rollout.sleep()
+        self._say(f"step {step}: generated {sum(len(c.token_ids) for c in done)} tokens for {len(done)} samples")
         return done
 
     def push_weights(self, probe: Batch) -> float:
