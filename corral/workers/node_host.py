@@ -149,7 +149,7 @@ class NodeHost:
                     end = min(end, time.monotonic() + GRACE)
                 else:
                     results[rank] = reply
-        self._stuck = self._stuck or bool(failures)
+        self._stuck = self._stuck or bool(pending)
         return list(failures) if failures else [results[rank] for rank in self._ranks]
 
     def _receive(self, connection: Connection, rank: int) -> Reply:

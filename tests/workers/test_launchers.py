@@ -85,16 +85,24 @@ def test_progress_names_the_last_call_of_every_rank(run: tuple[Launcher, Path]) 
         assert said == {**where, "method": "where", "state": "idle"}
 
 
-def test_a_foreseen_error_keeps_its_type_and_text_then_close_reaches_every_worker(run: tuple[Launcher, Path]) -> None:
-    launcher, folder = run  # last of the module: after an error only close() is left
+def test_a_foreseen_error_keeps_its_type_and_text(run: tuple[Launcher, Path]) -> None:
+    launcher, _ = run  # last of the module: after an error only close() is left
     world = len(launcher.ranks)
     with pytest.raises(DataError, match="row 3 has no ground truth") as caught:
         launcher.call("fail", [("DataError", "row 3 has no ground truth")] * world)
     assert caught.type is DataError
     assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_close_reaches_every_worker_once(world: int, tmp_path: Path, cluster: LocalCluster) -> None:
+    launcher: Launcher = InProcess(lambda rank: Toy(rank, str(tmp_path)))
+    if world > 1:
+        launcher = RayLauncher(topology(1, world, cluster.address), WORKER, (str(tmp_path),), tmp_path, preload=())
+    launcher.call("echo", [(0,)] * world)
     launcher.close()
+    assert [(tmp_path / f"closed-{rank}").read_text() for rank in range(world)] == ["1"] * world
     launcher.close()
-    assert all((folder / f"closed-{rank}").exists() for rank in range(world))
 
 
 def test_in_process_an_unforeseen_error_passes_untouched(tmp_path: Path) -> None:
