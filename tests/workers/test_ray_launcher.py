@@ -74,6 +74,14 @@ def test_ranks_work_in_the_folder_of_the_driver(start: Start) -> None:
     assert start().call("working_folder", [(), ()]) == [os.getcwd()] * 2
 
 
+def test_close_reaches_every_worker(start: Start, tmp_path: Path) -> None:
+    launcher = start()
+    launcher.call("echo", [(0,), (0,)])
+    launcher.close()
+    assert [(tmp_path / f"closed-{rank}").read_text() for rank in range(2)] == ["1", "1"]
+    launcher.close()
+
+
 def test_the_driver_keeps_its_signal_handlers(start: Start) -> None:
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
