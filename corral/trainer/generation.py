@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -93,9 +94,14 @@ def push_weights(group: WorkerGroup, plan: Plan, probe: Batch) -> float:
     """Give the engine the actor's weights and prove that they arrived: the log-prob gap on the probe.
 
     Raises:
-        TrainingError: the gap is above the plan's tolerance.
+        TrainingError: the gap is above the plan's tolerance, or is no number.
     """
     gap = group.push_weights(probe)
+    if math.isnan(gap):
+        raise TrainingError(
+            "log-probs of the probe prompt are not finite: the actor's weights overflowed or hold NaN; lower the "
+            "learning rate, or check the model folder"
+        )
     if not gap <= plan.rollout.probe_tolerance:
         raise TrainingError(
             f"the rollout engine's log-probs differ from the trainer's by {gap:.3g} on the probe prompt (tolerance "

@@ -75,14 +75,14 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
             batch = batch.with_fields(scores=token_level(batch, sample_scores))
         with timer("old_log_prob"):
             old = group.infer("actor", batch, temperature=temperature, entropy=True)
-            batch = batch.with_fields(old_log_probs=old["log_probs"])
+            batch = batch.with_fields(old_log_probs=finite("actor", old["log_probs"]))
         if plan.ref is not None:
             with timer("ref"):
                 ref = group.infer("ref", batch, temperature=temperature)
-                batch = batch.with_fields(ref_log_probs=ref["log_probs"])
+                batch = batch.with_fields(ref_log_probs=finite("reference", ref["log_probs"]))
         if plan.critic is not None:
             with timer("values"):
-                batch = batch.with_fields(values=group.infer("critic", batch)["values"])
+                batch = batch.with_fields(values=finite("critic", group.infer("critic", batch)["values"]))
         with timer("adv"):
             batch, kl = with_advantages(run, batch)
         metrics = {"training/global_step": float(step), "training/epoch": float(epoch)}
@@ -108,6 +108,17 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
     metrics.update(timing_metrics(batch, timer.take(), plan.topology.world))
     dump_samples(run, step, batch, sample_scores)
     return metrics, sum(update.skipped for update in updates)
+
+
+def finite(role: str, scored: torch.Tensor) -> torch.Tensor:
+    """The same [R]. Raises TrainingError when a role's results are not numbers: nothing after them could be."""
+    strange = int((~scored.isfinite()).sum())
+    if strange:
+        raise TrainingError(
+            f"{strange} of {scored.numel()} results of the {role} are not finite: its weights overflowed or hold NaN; "
+            "lower its learning rate, or check its model folder"
+        )
+    return scored
 
 
 def with_advantages(run: Run, batch: Batch) -> tuple[Batch, dict[str, float]]:
