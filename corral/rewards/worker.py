@@ -10,9 +10,13 @@ import asyncio
 import inspect
 import json
 import math
+import multiprocessing
+import os
 import signal
+import threading
 import traceback
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from numbers import Real
 from typing import Any
 
@@ -64,9 +68,13 @@ _loading: list[Failure] = []
 def start_worker(scoring: Scoring) -> None:
     """Once per process: load the custom function, if any. What goes wrong is told by `loaded` and `score_item`.
 
-    Ctrl-C reaches the whole process group; the driver alone decides when its workers end.
+    Ctrl-C reaches the whole process group; the driver alone decides when its workers end. They end with it, also when
+    it was killed while a function hangs.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    driver = multiprocessing.parent_process()
+    if driver is not None:
+        threading.Thread(target=_end_with, args=[driver.sentinel], daemon=True).start()
     if scoring.path is None:
         return
     try:
@@ -74,6 +82,12 @@ def start_worker(scoring: Scoring) -> None:
     except DataError as error:
         cause = error.__cause__
         _loading.append(Failure(str(error), "".join(traceback.format_exception(cause)) if cause else ""))
+
+
+def _end_with(driver: int) -> None:
+    """driver: a file descriptor that closes with the driver."""
+    wait([driver])
+    os._exit(1)
 
 
 def loaded() -> Failure | None:
