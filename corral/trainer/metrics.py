@@ -30,6 +30,8 @@ def data_metrics(batch: Batch, sample_scores: Tensor, max_prompt_length: int) ->
         "prompt_length/clip_ratio": _share(batch.prompt_lengths >= max_prompt_length),
         "response/aborted_ratio": _share(~answered),
     }
+    if bool(answered.any()):
+        out["response_length_non_aborted/clip_ratio"] = _share(finish[answered] == FINISH_REASONS.index("length"))
     if batch.values is not None:
         values, returns = _valid(batch, batch.values), _valid(batch, batch.returns)
         out.update(_spread("critic/values", values))
