@@ -135,7 +135,7 @@ def _engine(
         param_offload=fsdp.param_offload,
         optimizer_offload=fsdp.optimizer_offload if isinstance(fsdp, TrainedFsdp) else False,
         reshard_after_forward=fsdp.reshard_after_forward,
-        use_torch_compile=fsdp.use_torch_compile,
+        use_torch_compile=fsdp.use_torch_compile and role != "critic",  # what is compiled is the log-probs
         seed=fsdp.seed,
         infer=infer,
         train=train,

@@ -125,6 +125,11 @@ class Sampling:
     do_sample: bool
     n: int  # samples per prompt
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return not self.do_sample or self.temperature == 0
+
 
 @dataclass(frozen=True)
 class RolloutPlan:

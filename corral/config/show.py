@@ -137,7 +137,7 @@ def _generation(plan: Plan) -> list[Row]:
 
 
 def _sampling(sampling: Sampling) -> str:
-    if not sampling.do_sample or sampling.temperature == 0:
+    if sampling.greedy:
         return "greedy"
     text = f"temperature {sampling.temperature:g}"
     if sampling.top_k != -1:

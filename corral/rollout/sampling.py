@@ -17,11 +17,6 @@ _WORK_ELEMENTS = 1 << 22
 """Rows × vocabulary handled at a time: a few float64 temporaries of 32 MiB, whatever the batch."""
 
 
-def is_greedy(sampling: Sampling) -> bool:
-    """Whether the most likely token is taken."""
-    return not sampling.do_sample or sampling.temperature == 0
-
-
 def uniforms(seed: int, step: int, row: int, sample_index: int, count: int) -> Tensor:
     """[count] float64 in [0, 1): the random stream of one sample, one number for each response token (at least 1).
 
@@ -49,9 +44,9 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
 
 
 def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    temperature = 1.0 if is_greedy(sampling) else sampling.temperature
+    temperature = 1.0 if sampling.greedy else sampling.temperature
     log_probs = torch.log_softmax(logits.double() / temperature, dim=-1)
-    if is_greedy(sampling):
+    if sampling.greedy:
         tokens = log_probs.argmax(dim=-1)
     else:
         tokens = _invert_cdf(_filtered(log_probs.exp(), sampling.top_k, sampling.top_p), uniform)
