@@ -6,21 +6,24 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from corral.config.resolve import resolve
-from corral.config.show import render
-from corral.exits import run_command
+from corral.exits import ending_on_the_spot, run_command
 
 
 def main(argv: Sequence[str]) -> int:
     """Resolve, print the plan, train. Returns the exit code; errors of the user are raised as CorralError."""
+    with ending_on_the_spot():
+        from corral.config.resolve import resolve
+        from corral.config.show import render
+
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for name in ("ray", "httpx", "transformers"):
         logging.getLogger(name).setLevel(logging.WARNING)
     resolved = resolve(argv)
     print(render(resolved.plan), flush=True)
     # The heavy part starts here: everything above answers in a second, also when it refuses.
-    from corral.trainer.ppo import fit
-    from corral.trainer.run import open_run
+    with ending_on_the_spot():
+        from corral.trainer.ppo import fit
+        from corral.trainer.run import open_run
 
     with open_run(resolved.plan, resolved.config) as run:
         fit(run)

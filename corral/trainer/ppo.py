@@ -18,6 +18,7 @@ from corral.algorithms.kl import kl_in_reward
 from corral.algorithms.segments import mean_of_sample_means
 from corral.batch import Batch
 from corral.errors import TrainingError
+from corral.exits import raise_lost_signal
 from corral.trainer.generation import push_weights
 from corral.trainer.metrics import (
     console_line,
@@ -47,6 +48,7 @@ def fit(run: Run) -> None:
         return
     non_finite = 0
     for step in tqdm(range(1, run.total_steps + 1), unit="step", disable=not sys.stderr.isatty()):
+        raise_lost_signal()
         metrics, skipped = iterate(run, step)
         if due(trainer.test_freq, step, run.total_steps):
             with run.timers("testing"):
