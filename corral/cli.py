@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import NoReturn
 
 from corral import __version__
 from corral.data import commands as data
 from corral.e2e import commands as e2e
 from corral.engine import commands as model
+from corral.errors import ConfigError
 from corral.exits import run_command
 from corral.workers import commands as cluster
 
 _OVERRIDES = "key=value ..., as in docs/configuration.md; quote values with = ( , or ~"
 
 
+class _Parser(argparse.ArgumentParser):
+    """A mistake in the arguments is an error like any other: one line, exit code 78."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see `{self.prog} --help`")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; argparse exits with 2 when there is no such command or option."""
-    args = build_parser().parse_args(argv)
-    return run_command(lambda: int(args.run(args)))
+    """Run one command and return its exit code."""
+
+    def command() -> int:
+        args = build_parser().parse_args(argv)
+        return int(args.run(args))
+
+    return run_command(command)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Every command with its options; a parsed namespace carries `run`, which takes it and returns the exit code."""
-    parser = argparse.ArgumentParser(prog="corral", description="RL post-training for language models.")
+    parser = _Parser(prog="corral", description="RL post-training for language models.")
     parser.add_argument("--version", action="version", version=f"corral {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

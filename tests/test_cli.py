@@ -91,9 +91,24 @@ def test_data_that_is_not_data_exits_with_1(run_keys, tmp_path):
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
 
 
-def test_unknown_command_and_option():
-    assert corral("trian").returncode == 2
-    assert corral().returncode == 2
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian"], "invalid choice: 'trian'"),
+        ([], "required: COMMAND; see `corral --help`"),
+        (["data"], "required: KIND; see `corral data --help`"),
+        (["data", "arithmetic", "out", "--seed", "one"], "see `corral data arithmetic --help`"),
+        (["cluster", "local", "--nodes", "0"], "0 is not at least 1"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_78(tmp_path, arguments, said):
+    done = corral(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (78, "", 1)
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_option_among_the_keys():
     assert "is an option" in corral("train", "trainer.nnodes=2", "--help").stderr
 
 
