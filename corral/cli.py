@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         "plan",
         help="print what a run would do",
         description="Print the resolved plan of a run and start nothing: world, degrees, batch sizes, optimizer steps, "
-        "token budgets, and the keys that have no effect here.",
+        "token budgets, memory, and the keys that have no effect here.",
     )
     plan.add_argument("--json", action="store_true", help="as JSON, as in plan.json of a run")
     plan.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help=_OVERRIDES)

@@ -59,6 +59,11 @@ class PromptDataset:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def data_sources(self) -> frozenset[str]:
+        """Every data source that a row names."""
+        return frozenset(row.data_source for row in self._rows)
+
     def __getitem__(self, index: int) -> Prompt:
         return self.batch([index])[0]
 

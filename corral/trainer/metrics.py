@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import psutil
 import torch
 from torch import Tensor
 
 from corral.batch import FINISH_REASONS, Batch
+from corral.config.plan import EnginePlan
+from corral.engine.packing import split
 
 
 def data_metrics(batch: Batch, sample_scores: Tensor, max_prompt_length: int) -> dict[str, float]:
@@ -54,6 +57,32 @@ def rollout_metrics(batch: Batch) -> dict[str, float]:
         out["training/rollout_probs_diff_std"] = float(gap.std())
         out["training/rollout_actor_probs_pearson_corr"] = float(torch.corrcoef(torch.stack([rollout, old]))[0, 1])
     return {name: value for name, value in out.items() if value == value}
+
+
+def balance_metrics(batch: Batch, engine: EnginePlan, balance: bool) -> dict[str, float]:
+    """global_seqlen/*: tokens of each data-parallel rank of one engine when it scores the batch.
+
+    min, max and their difference as contiguous runs of samples would have them, balanced_* as the ranks get them.
+    """
+    lengths = batch.lengths
+    plain, given = (
+        [sum(lengths[i] for micro in share for i in micro if i < len(lengths)) for share in cut.shares]
+        for cut in (split(lengths, engine.dp, engine.infer, balance=spread) for spread in (False, balance))
+    )
+    sizes = {
+        "min": min(plain),
+        "max": max(plain),
+        "minmax_diff": max(plain) - min(plain),
+        "balanced_min": min(given),
+        "balanced_max": max(given),
+        "mean": sum(lengths) / engine.dp,
+    }
+    return prefixed("global_seqlen", sizes)
+
+
+def memory_metrics() -> dict[str, float]:
+    """Memory in use on the driver's machine, by everything that runs there, in GiB."""
+    return {"actor/perf/cpu_memory_used_gb": psutil.virtual_memory().used / 2**30}
 
 
 def timing_metrics(batch: Batch, seconds: Mapping[str, float], world: int) -> dict[str, float]:

@@ -21,9 +21,11 @@ from corral.errors import TrainingError
 from corral.exits import raise_lost_signal
 from corral.trainer.generation import push_weights
 from corral.trainer.metrics import (
+    balance_metrics,
     console_line,
     data_metrics,
     mean_of_tokens,
+    memory_metrics,
     prefixed,
     rollout_metrics,
     timing_metrics,
@@ -101,6 +103,8 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
                 metrics.update(prefixed("actor", updates[-1].metrics))
                 if plan.actor_update.use_kl_loss:
                     metrics["actor/kl_coef"] = plan.actor_update.kl_loss_coef
+                if plan.actor_update.use_kl_loss:
+                    metrics["actor/kl_coef"] = plan.actor_update.kl_loss_coef
             with timer("update_weights"):
                 after_update(run, updates[-1], metrics)
         if due(plan.trainer.save_freq, step, run.total_steps):
@@ -109,6 +113,8 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
     metrics.update(kl)
     metrics.update(data_metrics(batch, sample_scores, plan.data.max_prompt_length))
     metrics.update(rollout_metrics(batch))
+    metrics.update(balance_metrics(batch, plan.actor, plan.trainer.balance_batch))
+    metrics.update(memory_metrics())
     metrics.update(timing_metrics(batch, timer.take(), plan.topology.world))
     dump_samples(run, step, batch, sample_scores)
     return metrics, sum(update.skipped for update in updates)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.batch import Batch
+from corral.config.check import validates
 from corral.config.plan import Plan
 from corral.data.loader import PromptLoader
 from corral.data.prompts import PromptDataset
 from corral.data.tokenizer import load_tokenizer
 from corral.errors import ConfigError, InfraError
 from corral.rewards.pool import RewardPool
+from corral.rewards.registry import scorer_for
 from corral.rollout.eos import eos_ids
 from corral.trainer.generation import Generation
 from corral.trainer.records import Records
@@ -53,10 +55,12 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
     tokenizer = load_tokenizer(plan.actor.model)
     data = plan.data
     train = PromptDataset(data.train_files, data, tokenizer, data.train_max_samples)
-    needs_validation = plan.trainer.test_freq > 0 or plan.trainer.val_before_train or plan.trainer.val_only
     validation = None
-    if needs_validation:
+    if validates(plan):
         validation = PromptDataset(data.val_files, data, tokenizer, data.val_max_samples)
+    if plan.reward.custom_path is None:
+        for source in sorted(train.data_sources.union(validation.data_sources if validation else ())):
+            scorer_for(source)  # a data source that nobody can score is told now, not after the first generation
     loader = PromptLoader(train, batch_size=data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
     total_steps = _total_steps(plan, loader)
     probe = _probe(train)

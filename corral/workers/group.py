@@ -97,7 +97,7 @@ class WorkerGroup:
         tokens: list[int] = []
         for index in mini_batches(batch, update, self.plan.rollout.sampling.n, step):
             mini = batch.select(index)
-            denominators = Denominators(tokens=int(mini.response_mask.sum()), samples=len(mini))
+            denominators = Denominators.of(mini)
             objective = self._objective(update, denominators)
             _, shares = self._shares(mini, engine, engine.train)
             for rank, todo in enumerate(per_rank):

@@ -183,7 +183,7 @@ def test_fewer_rows_than_one_batch(refused, tmp_path: Path):
 def test_no_scorer_for_the_data(refused, tmp_path: Path):
     other = [{**row, "data_source": "someone/else"} for row in rows()]
     file = write_rows(tmp_path / "other.parquet", other)
-    line = refused(1, f"data.train_files={file}", "reward.custom_reward_function.path=null", started=True)
+    line = refused(1, f"data.train_files={file}", "reward.custom_reward_function.path=null")
     assert "no scorer for data_source 'someone/else'" in line
 
 
