@@ -38,6 +38,7 @@ LEARNING = frozenset(
 RULES = {
     "errors": Rule(frozenset(), only=frozenset()),
     "exits": Rule(frozenset(), only=frozenset()),
+    "atomic": Rule(frozenset(), only=frozenset()),
     "batch": Rule(frozenset(), only=frozenset({"torch"})),
     "config": FACTS,
     "platform": FACTS,
@@ -52,7 +53,7 @@ RULES = {
     "e2e": Rule(frozenset({"e2e", "job", "config"}), never=HEAVY),
     "cli": Rule(LEARNING | {"job", "e2e", "cli"}),
 }
-EVERYWHERE = frozenset({"errors", "exits", "__version__"})
+EVERYWHERE = frozenset({"errors", "exits", "atomic", "__version__"})
 ENTRY_POINTS = frozenset({"__init__.py", "__main__.py"})
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from corral import atomic
 from corral.e2e.checks import Check, read_metrics
 
 
@@ -31,10 +32,8 @@ class Verdict:
         return f"VERDICT: {self.status} {self.case}: {' '.join(self.reason.split())}"
 
     def write(self, run_dir: Path) -> None:
-        """verdict.json, complete or not at all."""
-        partial = run_dir / "verdict.json.partial"
-        partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        partial.rename(run_dir / "verdict.json")
+        """verdict.json, complete or not at all. Raises InfraError when it cannot be written."""
+        atomic.write_text(run_dir / "verdict.json", json.dumps(asdict(self), indent=1) + "\n")
 
 
 _FIGURES = (

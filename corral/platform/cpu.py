@@ -7,7 +7,6 @@ CPU = Platform(
     ray_resource="CPU",
     backend="gloo",
     visible_devices=None,
-    ray_noset=None,
     compute_dtype="float32",
     device_files=None,
 )

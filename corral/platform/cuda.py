@@ -7,7 +7,6 @@ CUDA = Platform(
     ray_resource="GPU",
     backend="cpu:gloo,cuda:nccl",
     visible_devices="CUDA_VISIBLE_DEVICES",
-    ray_noset="RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES",
     compute_dtype="bfloat16",
     device_files="nvidia[0-9]*",
 )

@@ -10,14 +10,13 @@ class Platform:
     """Facts about one device type.
 
     `ray_resource` is the name under which Ray counts the devices; `backend` is the torch.distributed backend string;
-    `visible_devices` is the variable that limits what a process sees and `ray_noset` the one that keeps Ray from
-    setting it (both None where processes are logical devices); `compute_dtype` is the default of forward and backward.
+    `visible_devices` is the variable that limits what a process sees (None where processes are logical devices);
+    `compute_dtype` is the default of forward and backward.
     """
 
     device: str
     ray_resource: str
     backend: str
     visible_devices: str | None
-    ray_noset: str | None
     compute_dtype: str
     device_files: str | None  # glob under /dev; None: always present

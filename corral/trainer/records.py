@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from corral import atomic
 from corral.config.plan import Plan
 from corral.errors import InfraError
 
@@ -52,7 +51,7 @@ class Records:
         """One line of metrics.jsonl, on disk when this returns."""
         rest = memoryview((json.dumps({"step": step, **metrics}) + "\n").encode())
         end = self._metrics.tell()
-        with _whole(self.folder / "metrics.jsonl", lambda: self._metrics.truncate(end)):
+        with atomic.undone_on_failure(self.folder / "metrics.jsonl", lambda: self._metrics.truncate(end)):
             while rest:
                 rest = rest[self._metrics.write(rest) :]
 
@@ -62,35 +61,10 @@ class Records:
 
     def samples(self, folder: str, step: int, rows: list[dict[str, Any]]) -> None:
         """{folder}/{step}.jsonl: one line a sample."""
-        write_atomically(Path(folder).expanduser() / f"{step}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        atomic.write_text(Path(folder).expanduser() / f"{step}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def close(self) -> None:
         self._metrics.close()
 
     def _write(self, name: str, text: str) -> None:
-        write_atomically(self.folder / name, text)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside the target, then rename: a reader sees the old file or the new one, never half of it.
-
-    Raises InfraError when it cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _whole(path, lambda: temporary.unlink(missing_ok=True)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-
-
-@contextmanager
-def _whole(path: Path, undo: Callable[[], object]) -> Iterator[None]:
-    """Half-written is undone, also at Ctrl-C; what the file system refuses becomes one line."""
-    try:
-        yield
-    except BaseException as error:
-        with suppress(NotADirectoryError):
-            undo()
-        if isinstance(error, OSError):
-            raise InfraError(f"cannot write {path}: {error.strerror}; free space or choose another folder") from error
-        raise
+        atomic.write_text(self.folder / name, text)

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from corral.errors import InfraError
+from corral import atomic
 
 
 class Progress:
@@ -33,12 +33,4 @@ class Progress:
     def _write(self, method: str, state: str) -> None:
         record = {"rank": self._rank, "node": self._node, "pid": os.getpid(), "method": method}
         record |= {"calls": self._calls, "state": state, "time": time.time()}
-        temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            temporary.write_text(json.dumps(record) + "\n")
-            temporary.replace(self.path)
-        except BaseException as error:  # also Ctrl-C
-            temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise InfraError(f"cannot write {self.path}: {error.strerror}; free space there") from error
-            raise
+        atomic.write_text(self.path, json.dumps(record) + "\n")

@@ -13,7 +13,15 @@ from tests.trainer.runs import Inputs, metrics, samples, weights
 STEPS = 3
 LR = 1e-3
 # Wall-clock and memory, how tokens lie on ranks, and means that are zero by construction (whitened advantages).
-IGNORED = ("timing", "perf/", "actor/perf/", "global_seqlen/", "critic/advantages/mean", "rollout/probe_gap", "training/rollout_")
+IGNORED = (
+    "timing",
+    "perf/",
+    "actor/perf/",
+    "global_seqlen/",
+    "critic/advantages/mean",
+    "rollout/probe_gap",
+    "training/rollout_",
+)
 
 
 def parity_overrides(inputs: Inputs, run_dir: Path, *, split: bool, dtype: str) -> list[str]:
