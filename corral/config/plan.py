@@ -92,7 +92,7 @@ class ActorUpdate:
     clip_ratio_high: float
     clip_ratio_c: float
     loss_agg_mode: str
-    loss_scale_factor: float | None
+    loss_scale_factor: float | None  # tokens; set whenever loss_agg_mode divides by it
     entropy_coeff: float
     calculate_entropy: bool
     use_kl_loss: bool
@@ -111,7 +111,7 @@ class CriticUpdate:
     shuffle_seed: int
     cliprange_value: float
     loss_agg_mode: str
-    loss_scale_factor: float | None
+    loss_scale_factor: float | None  # tokens; set whenever loss_agg_mode divides by it
     optimizer_steps: int
 
 

@@ -53,22 +53,20 @@ class Objective(Protocol):
 class ActorObjective:
     """Policy loss − entropy_coeff · entropy + kl_loss_coef · KL to the reference, all aggregated alike.
 
-    response_length: the longest allowed response in tokens, the scale of seq-mean-token-sum-norm unless the update
-    sets one. predicted: log_probs [n], entropy [n] if needs_entropy. tokens: old_log_probs, advantages, ref_log_probs
+    predicted: log_probs [n], entropy [n] if needs_entropy. tokens: old_log_probs, advantages, ref_log_probs
     if use_kl_loss. Statistics: loss, pg_loss, kl_loss (if used), entropy_loss (if computed); pg_clipfrac,
     pg_clipfrac_lower, ppo_kl are token means.
     """
 
     update: ActorUpdate
     denominators: Denominators
-    response_length: int
 
     @property
     def needs_entropy(self) -> bool:
         return self.update.calculate_entropy or self.update.entropy_coeff != 0
 
     def token_weights(self, batch: Batch) -> Tensor:
-        return _weights(self.update, batch, self.denominators, self.response_length, batch.advantages)
+        return _weights(self.update, batch, self.denominators, batch.advantages)
 
     def __call__(self, predicted: Mapping[str, Tensor], tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         mask, weight = _seen(tokens), tokens["weight"]
@@ -105,20 +103,18 @@ class ActorObjective:
 class CriticObjective:
     """Clipped value loss. predicted: values [n]. tokens: values (before the update) and returns.
 
-    Statistics: loss and vf_loss (the same number); vf_clipfrac and vpred_mean are token means. response_length as for
-    the actor.
+    Statistics: loss and vf_loss (the same number); vf_clipfrac and vpred_mean are token means.
     """
 
     update: CriticUpdate
     denominators: Denominators
-    response_length: int
 
     @property
     def needs_entropy(self) -> bool:
         return False
 
     def token_weights(self, batch: Batch) -> Tensor:
-        return _weights(self.update, batch, self.denominators, self.response_length, batch.returns)
+        return _weights(self.update, batch, self.denominators, batch.returns)
 
     def __call__(self, predicted: Mapping[str, Tensor], tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         mask, values = _seen(tokens), predicted["values"]
@@ -135,17 +131,11 @@ class CriticObjective:
 
 
 def _weights(
-    update: ActorUpdate | CriticUpdate,
-    batch: Batch,
-    denominators: Denominators,
-    response_length: int,
-    like: Tensor | None,
+    update: ActorUpdate | CriticUpdate, batch: Batch, denominators: Denominators, like: Tensor | None
 ) -> Tensor:
-    scale = float(response_length) if update.loss_scale_factor is None else update.loss_scale_factor
+    mode, scale = update.loss_agg_mode, update.loss_scale_factor
     dtype = torch.float32 if like is None else like.dtype
-    return token_weights(
-        update.loss_agg_mode, loss_mask(batch), batch.response_offsets, denominators, scale, dtype=dtype
-    )
+    return token_weights(mode, loss_mask(batch), batch.response_offsets, denominators, scale, dtype=dtype)
 
 
 def _seen(tokens: Tokens) -> Tensor:

@@ -98,7 +98,7 @@ class WorkerGroup:
         for index in mini_batches(batch, update, self.plan.rollout.sampling.n, step):
             mini = batch.select(index)
             denominators = Denominators.of(mini)
-            objective = self._objective(update, denominators)
+            objective = _objective(update, denominators)
             _, shares = self._shares(mini, engine, engine.train)
             for rank, todo in enumerate(per_rank):
                 todo.append(MiniBatch(shares[rank // engine.sp], objective))
@@ -106,12 +106,6 @@ class WorkerGroup:
         temperature = self.plan.rollout.sampling.temperature
         results = self.launcher.call("update", [(role, todo, temperature) for todo in per_rank])
         return summarise([steps for steps, _ in results], tokens, lr=results[0][1])
-
-    def _objective(self, update: ActorUpdate | CriticUpdate, denominators: Denominators) -> Objective:
-        length = self.plan.rollout.response_length
-        if isinstance(update, ActorUpdate):
-            return ActorObjective(update, denominators, length)
-        return CriticObjective(update, denominators, length)
 
     def _engine(self, role: str) -> EnginePlan:
         engine = {"actor": self.plan.actor, "critic": self.plan.critic, "ref": self.plan.ref}[role]
@@ -168,6 +162,12 @@ def mini_batches(batch: Batch, update: ActorUpdate | CriticUpdate, n: int, step:
             chosen = order[start : start + update.mini_batch_prompts]
             out.append([prompt * n + k for prompt in chosen for k in range(n)])
     return out
+
+
+def _objective(update: ActorUpdate | CriticUpdate, denominators: Denominators) -> Objective:
+    if isinstance(update, ActorUpdate):
+        return ActorObjective(update, denominators)
+    return CriticObjective(update, denominators)
 
 
 def summarise(per_rank: Sequence[Sequence[StepStats]], tokens: Sequence[int], lr: float) -> Update:

@@ -121,7 +121,7 @@ def objective(role: str, batch: Batch) -> Objective:
     """PPO's objectives with every term switched on, for `batch` as the whole mini-batch."""
     denominators = Denominators(tokens=int(batch.response_mask.sum()), samples=len(batch))
     if role == "critic":
-        return CriticObjective(CriticUpdate(8, 1, False, 1, 0.5, "token-mean", None, 1), denominators, 20)
+        return CriticObjective(CriticUpdate(8, 1, False, 1, 0.5, "token-mean", None, 1), denominators)
     update = ActorUpdate(
         mini_batch_prompts=8,
         epochs=1,
@@ -140,7 +140,7 @@ def objective(role: str, batch: Batch) -> Objective:
         kl_loss_type="low_var_kl",
         optimizer_steps=1,
     )
-    return ActorObjective(update, denominators, 20)
+    return ActorObjective(update, denominators)
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from corral.engine.losses import ActorObjective, CriticObjective, Objective
 from tests.algorithms.ragged import MODES, flat, flat_mask, masks, numbers, offsets_of, rows_like
 from tests.oracles import ppo
 
-RESPONSE_LENGTH = 12
+SCALE = 12.0  # of seq-mean-token-sum-norm
 ACTOR = ActorUpdate(
     mini_batch_prompts=4,
     epochs=1,
@@ -28,7 +28,7 @@ ACTOR = ActorUpdate(
     clip_ratio_high=0.28,
     clip_ratio_c=3.0,
     loss_agg_mode="token-mean",
-    loss_scale_factor=None,
+    loss_scale_factor=SCALE,
     entropy_coeff=0.01,
     calculate_entropy=True,
     use_kl_loss=True,
@@ -43,7 +43,7 @@ CRITIC = CriticUpdate(
     shuffle_seed=0,
     cliprange_value=0.5,
     loss_agg_mode="token-mean",
-    loss_scale_factor=None,
+    loss_scale_factor=SCALE,
     optimizer_steps=1,
 )
 Rows = list[list[float]]
@@ -90,9 +90,9 @@ class Case:
     def denominators(self) -> Denominators:
         return Denominators.of(self.batch)
 
-    def aggregate(self, mode: str, rows: Rows, scale: float | None = None) -> float:
+    def aggregate(self, mode: str, rows: Rows, scale: float = SCALE) -> float:
         tokens, samples = sum(map(sum, self.mask)), len(self.mask)
-        return ppo.aggregate(mode, rows, self.mask, tokens, samples, scale or RESPONSE_LENGTH)
+        return ppo.aggregate(mode, rows, self.mask, tokens, samples, scale)
 
 
 @st.composite
@@ -185,16 +185,16 @@ def oracle_critic(case: Case, update: CriticUpdate, values: Rows | None = None) 
 
 
 def actor(case: Case, **changes: object) -> ActorObjective:
-    return ActorObjective(replace(ACTOR, **changes), case.denominators, RESPONSE_LENGTH)
+    return ActorObjective(replace(ACTOR, **changes), case.denominators)
 
 
 def critic(case: Case, **changes: object) -> CriticObjective:
-    return CriticObjective(replace(CRITIC, **changes), case.denominators, RESPONSE_LENGTH)
+    return CriticObjective(replace(CRITIC, **changes), case.denominators)
 
 
 @settings(deadline=None)
-@given(cases(), st.sampled_from(MODES), st.sampled_from([None, 7.0]))
-def test_objectives_match_the_oracle(case: Case, mode: str, scale: float | None) -> None:
+@given(cases(), st.sampled_from(MODES), st.sampled_from([SCALE, 7.0]))
+def test_objectives_match_the_oracle(case: Case, mode: str, scale: float) -> None:
     for objective, oracle in ((actor, oracle_actor), (critic, oracle_critic)):
         built = objective(case, loss_agg_mode=mode, loss_scale_factor=scale)
         loss, statistics, _ = run(built, case, everything(case))
