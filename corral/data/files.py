@@ -16,7 +16,7 @@ from corral.errors import DataError
 
 @dataclass(frozen=True)
 class DataRow:
-    """One row, checked. row: index over the concatenated files; where: file and row within it, for messages."""
+    """One row, checked. row: index over the concatenated files; where: file and row or line within it, for messages."""
 
     row: int
     where: str
@@ -35,29 +35,37 @@ def read_rows(files: Sequence[str], *, prompt_key: str, max_samples: int = -1) -
     for file in files:
         if 0 <= max_samples <= len(rows):
             break
-        records = _read_file(Path(file).expanduser())
+        records = read_records(Path(file))
         if not records:
             raise DataError(f"{file} has no rows; make the data again (for instance with `corral data arithmetic`)")
         if max_samples >= 0:
             records = records[: max_samples - len(rows)]
         rows += [
-            _checked(record, row=len(rows) + at, where=f"{file}, row {at}", prompt_key=prompt_key)
-            for at, record in enumerate(records)
+            _checked(record, row=len(rows) + at, where=where, prompt_key=prompt_key)
+            for at, (where, record) in enumerate(records)
         ]
     if not rows:
         raise DataError(f"no rows to use: {len(files)} data files, at most {max_samples} samples; -1 means all")
     return rows
 
 
-def _read_file(file: Path) -> list[Any]:
+def read_records(file: Path) -> list[tuple[str, Any]]:
+    """(its place, for messages; the record) of every row of a parquet, JSON or JSON lines file, unchecked.
+
+    Raises DataError naming file and line when it is missing or cannot be read.
+    """
     if not file.is_file():
         what = "a folder; name the files in it" if file.is_dir() else "missing; check the path or make the data"
         raise DataError(f"data file {file} is {what}")
     if file.suffix == ".parquet":
-        return _read_parquet(file)
+        return _numbered(file, _read_parquet(file))
     if file.suffix in (".json", ".jsonl"):
         return _read_json(file)
     raise DataError(f"{file}: cannot read a {file.suffix or 'nameless'} file; data files are .parquet, .json or .jsonl")
+
+
+def _numbered(file: Path, records: list[Any]) -> list[tuple[str, Any]]:
+    return [(f"{file}, row {number}", record) for number, record in enumerate(records)]
 
 
 def _read_parquet(file: Path) -> list[Any]:
@@ -72,7 +80,7 @@ def _read_parquet(file: Path) -> list[Any]:
     return rows
 
 
-def _read_json(file: Path) -> list[Any]:
+def _read_json(file: Path) -> list[tuple[str, Any]]:
     """A JSON array of rows, or one row a line."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -80,15 +88,15 @@ def _read_json(file: Path) -> list[Any]:
         raise DataError(f"cannot read {file} as UTF-8 text ({error})") from error
     if text.lstrip().startswith("["):
         try:
-            rows: list[Any] = json.loads(text)
+            return _numbered(file, json.loads(text))
         except ValueError as error:
             raise DataError(f"{file} is not JSON ({error}); is the file complete?") from error
-        return rows
     rows = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines(): JSON allows other line separators inside its texts.
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                rows.append(json.loads(line))
+                rows.append((f"{file}, line {number}", json.loads(line)))
             except ValueError as error:
                 raise DataError(f"{file}, line {number}: not JSON ({error}); is the file complete?") from error
     return rows

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from corral.data.files import read_records
 from corral.data.rows import Row, math_row, write_splits
 from corral.errors import DataError
 
@@ -57,37 +56,11 @@ def _text(record: Any, key: str, where: str) -> str:
     return value
 
 
-def _records(source: Path, split: str) -> Iterator[tuple[str, Any]]:
+def _records(source: Path, split: str) -> list[tuple[str, Any]]:
     """(place for messages, record) of every row."""
     for folder in (source, source / "main"):
-        if (folder / f"{split}.jsonl").is_file():
-            yield from _jsonl_records(folder / f"{split}.jsonl")
-            return
-        if parquet := sorted(folder.glob(f"{split}*.parquet")):
-            for file in parquet:
-                yield from _parquet_records(file)
-            return
+        lines = folder / f"{split}.jsonl"
+        files = [lines] if lines.is_file() else sorted(folder.glob(f"{split}*.parquet"))
+        if files:
+            return [record for file in files for record in read_records(file)]
     raise DataError(f"{source} has neither {split}.jsonl nor {split}*.parquet; name the folder with the GSM8K files")
-
-
-def _jsonl_records(file: Path) -> Iterator[tuple[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{file}, line {number}"
-            try:
-                yield where, json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{where}: not JSON ({error}); is the file complete?") from error
-
-
-def _parquet_records(file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        rows = pyarrow.parquet.read_table(file).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{file} is not a parquet file ({error})") from error
-    yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from corral.errors import InfraError
 
 
 def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,15 +41,29 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
 def _tiny(args: argparse.Namespace) -> int:
     from corral.engine.tiny import write_tiny_model
 
-    return _report(
-        args.out, write_tiny_model(args.out, seed=args.seed, architecture=args.architecture, force=args.force)
-    )
+    with _writing(args.out):
+        written = write_tiny_model(args.out, seed=args.seed, architecture=args.architecture, force=args.force)
+    return _report(args.out, written)
 
 
 def _smollm2(args: argparse.Namespace) -> int:
     from corral.engine.smollm2 import write_smollm2
 
-    return _report(args.out, write_smollm2(args.out, args.wheel))
+    with _writing(args.out):
+        written = write_smollm2(args.out, args.wheel)
+    return _report(args.out, written)
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """One line for a disk that refuses; the writers themselves leave nothing half-written."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise InfraError(f"cannot write {out}: {reason}; free space or choose another folder") from error
 
 
 def _report(out: Path, written: bool) -> int:

@@ -67,7 +67,7 @@ def test_torn_files_and_missing_splits_are_one_line(tmp_path) -> None:
     with pytest.raises(DataError, match=r"neither test\.jsonl"):
         gsm8k_rows(tmp_path, "test")
     (tmp_path / "test.parquet").write_text("not parquet")
-    with pytest.raises(DataError, match="not a parquet file"):
+    with pytest.raises(DataError, match="not a readable parquet file"):
         gsm8k_rows(tmp_path, "test")
 
 

@@ -110,7 +110,7 @@ def test_a_template_that_refuses_a_row_names_it(tmp_path, tokenizer) -> None:
     strict.chat_template = "{% if messages[0].role != 'user' %}{{ raise_exception('users only') }}{% endif %}x"
     bad = row(prompt=[{"role": "system", "content": "be good"}])
     dataset = PromptDataset([write(tmp_path / "a.jsonl", [row(), bad])], plan(), strict)
-    with pytest.raises(DataError, match=r"a\.jsonl, row 1: .*users only"):
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: .*users only"):
         dataset.batch([0, 1])
     strict.chat_template = None
     with pytest.raises(DataError, match="no chat template"):
@@ -127,7 +127,7 @@ def test_the_cap_in_every_mode(tmp_path, tokenizer, mode, over) -> None:
     if over == 0:
         assert dataset[0].prompt_ids == whole
     elif mode == "error":
-        with pytest.raises(DataError, match=rf"a\.jsonl, row 0: .*{len(whole)} tokens.*max_prompt_length={cap}"):
+        with pytest.raises(DataError, match=rf"a\.jsonl, line 1: .*{len(whole)} tokens.*max_prompt_length={cap}"):
             dataset[0]
     else:
         half = cap // 2
@@ -179,7 +179,7 @@ def test_rows_are_tokenised_when_they_are_asked_for(tmp_path, tokenizer) -> None
 )
 def test_every_row_is_checked_at_the_start_and_a_bad_one_is_named(tmp_path, tokenizer, bad, problem) -> None:
     file = write(tmp_path / "a.jsonl", [row(), row(), bad])
-    with pytest.raises(DataError, match=rf"a\.jsonl, row 2: .*{problem}") as caught:
+    with pytest.raises(DataError, match=rf"a\.jsonl, line 3: .*{problem}") as caught:
         PromptDataset([file], plan(), tokenizer)
     assert "\n" not in str(caught.value)
 

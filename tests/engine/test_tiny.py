@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from corral.data.arithmetic import arithmetic_rows
 from corral.engine.commands import add_parsers
 from corral.engine.tiny import write_tiny_model
-from corral.errors import DataError
+from corral.errors import DataError, InfraError
 
 SMALL = {"hidden_size": 32, "layers": 1, "heads": 2, "kv_heads": 1}
 CAP = 128
@@ -150,10 +150,14 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_reports_what_it_did(tmp_path, capsys) -> None:
+def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_parsers(parser.add_subparsers())
-    args = parser.parse_args(["model", "tiny", str(tmp_path / "m"), "--architecture", "llama", "--seed", "2"])
+    return parser.parse_args(["model", "tiny", *arguments])
+
+
+def test_the_command_reports_what_it_did(tmp_path, capsys) -> None:
+    args = parse(str(tmp_path / "m"), "--architecture", "llama", "--seed", "2")
     assert args.run(args) == 0
     assert args.run(args) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'm'}: written\n{tmp_path / 'm'}: already there, left alone\n"
@@ -163,3 +167,10 @@ def test_the_command_reports_what_it_did(tmp_path, capsys) -> None:
 def test_an_unknown_architecture_is_one_line(tmp_path) -> None:
     with pytest.raises(DataError, match="'gpt2' is unknown; choose one of qwen3, llama"):
         write_tiny_model(tmp_path / "m", architecture="gpt2")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path) -> None:
+    (tmp_path / "taken").write_text("")
+    args = parse(str(tmp_path / "taken" / "model"))
+    with pytest.raises(InfraError, match=r"cannot write .*taken/model: Not a directory"):
+        args.run(args)
