@@ -27,6 +27,7 @@ class _State:
 
     received: signal.Signals | None = None  # the first one
     on_the_spot = False
+    held = False
 
 
 def run_command(command: Callable[[], int]) -> int:
@@ -70,6 +71,17 @@ def ending_on_the_spot() -> Iterator[None]:
         _State.on_the_spot = False
 
 
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Inside, a signal waits for the end of the block. For short work that would leave something half-started."""
+    _State.held = True
+    try:
+        yield
+    finally:
+        _State.held = False
+    raise_lost_signal()
+
+
 def raise_lost_signal() -> None:
     """Raise a signal again that something (a finaliser, a callback) swallowed. Called between steps of long work."""
     if _State.received is not None:
@@ -98,7 +110,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
         os.write(2, f"{_WORDS[signal.Signals(number)]}\n".encode())  # sys.stderr may be in use under this handler
         os._exit(128 + number)
     _State.received = _State.received or signal.Signals(number)
-    _raise(number)
+    if not _State.held:
+        _raise(number)
 
 
 def _raise(number: int) -> None:

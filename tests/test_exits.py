@@ -10,7 +10,7 @@ import pytest
 
 HEAD = """
 import os, signal, sys
-from corral.exits import ending_on_the_spot, raise_lost_signal, run_command
+from corral.exits import ending_on_the_spot, raise_lost_signal, run_command, signals_held
 
 def swallowed():
     try:
@@ -48,6 +48,13 @@ def test_a_swallowed_signal_is_raised_again_between_steps(number: signal.Signals
 def test_nothing_can_swallow_a_signal_while_modules_are_imported(number: signal.Signals):
     done = run("def command():\n    with ending_on_the_spot():\n        swallowed()\n    return 0", number)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", WORDS[number])
+
+
+@NUMBERS
+def test_a_held_signal_waits_for_the_end_of_the_block(number: signal.Signals):
+    block = "        os.kill(os.getpid(), int(sys.argv[1]))\n        print('whole', flush=True)\n"
+    done = run(f"def command():\n    with signals_held():\n{block}    print('on')", number)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "whole\n", WORDS[number])
 
 
 def test_an_ignored_ctrl_c_stays_ignored():

@@ -14,6 +14,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from corral.config.plan import RewardPlan
 from corral.errors import DataError
+from corral.exits import signals_held
 from corral.rewards.custom import check_file
 from corral.rewards.worker import Failure, RewardItem, Score, Scoring, loaded, score_item, start_worker
 
@@ -64,12 +65,20 @@ class RewardPool:
         self._loaded: Future[Failure | None] | None = None
 
     def __enter__(self) -> RewardPool:
-        self._loaded = self._pool.schedule(loaded)
+        try:
+            with signals_held():  # a process that is being spawned cannot be ended yet
+                self._loaded = self._pool.schedule(loaded)
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._pool.stop()
         self._pool.join()
 
