@@ -172,5 +172,5 @@ def test_an_unknown_architecture_is_one_line(tmp_path) -> None:
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path) -> None:
     (tmp_path / "taken").write_text("")
     args = parse(str(tmp_path / "taken" / "model"))
-    with pytest.raises(InfraError, match=r"cannot write .*taken/model: Not a directory"):
+    with pytest.raises(InfraError, match=r"cannot write .*taken/model: "):
         args.run(args)
