@@ -1,6 +1,7 @@
 """How much memory models, gradients and optimizer state take, estimated from the headers of the weight files.
 
-Not in it: activations, the keys and values of a rollout, temporary copies. A rank needs more than this, never less.
+Not in it: activations, the keys and values of a rollout, temporary copies. What is offloaded counts too: it is in the
+host's memory instead of the device's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def estimate(plan: Plan) -> tuple[RoleMemory, ...]:
     """One entry for each model a rank holds; empty when the weights of one of them are not in safetensors files.
 
     Parameters and Adam's two moments are sharded over the world. Gradients are not until the last micro-batch of an
-    optimizer step: they are reduced once, so a rank holds those of the whole model while they accumulate.
+    optimizer step: they are reduced once, so a rank holds those of the whole model while micro-batches accumulate.
     """
     out = []
     for engine in (plan.actor, plan.critic, plan.ref):

@@ -227,10 +227,6 @@ class RoleMemory:
     gradients: int
     optimizer: int
 
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer
-
 
 @dataclass(frozen=True)
 class Unused:
@@ -266,9 +262,16 @@ class Plan:
         """Samples of one iteration: prompts × samples per prompt."""
         return self.data.train_batch_size * self.rollout.sampling.n
 
+    @property
+    def rank_memory(self) -> int:
+        """Bytes of all models on one rank, device and host together; one model at a time has gradients."""
+        held = sum(role.weights + role.optimizer for role in self.memory)
+        return held + max((role.gradients for role in self.memory), default=0)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for plan.json, with the derived sizes spelled out."""
         out = asdict(self)
         out["topology"]["world"] = self.topology.world
         out["samples_per_step"] = self.samples_per_step
+        out["rank_memory"] = self.rank_memory
         return out

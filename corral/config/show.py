@@ -107,12 +107,11 @@ def _memory(plan: Plan) -> list[Row]:
     """What a rank holds by itself, and how that adds up on a node; activations come on top."""
     if not plan.memory:
         return [("memory", "not known: the weights are not in safetensors files")]
-    total = sum(held.total for held in plan.memory)
-    each = ", ".join(f"{held.role} {_size(held.total)}" for held in plan.memory)
-    node = ""
-    if plan.topology.devices_per_node > 1:
-        node = f", {_size(total * plan.topology.devices_per_node)} a node"
-    return [("memory", f"{_size(total)} a rank{node}, without activations and key/value cache: {each}")]
+    total, devices = plan.rank_memory, plan.topology.devices_per_node
+    node = f", {_size(total * devices)} a node" if devices > 1 else ""
+    each = [f"{held.role} {_size(held.weights + held.optimizer)}" for held in plan.memory]
+    parts = ", ".join([*each, f"gradients of one model {_size(max(held.gradients for held in plan.memory))}"])
+    return [("memory", f"about {_size(total)} a rank{node}, before activations and key/value cache: {parts}")]
 
 
 def _size(number: int) -> str:

@@ -74,7 +74,11 @@ def test_a_world_shares_weights_and_moments_and_copies_the_rollout(plan_of, file
     whole = 8 * (EMBED + LAYER + HEAD)
     assert (actor.weights, actor.gradients, actor.optimizer) == (whole // 4, whole, whole // 2)
     assert critic.parameters == EMBED + LAYER
-    assert (ref.role, ref.total) == ("ref", whole // 4)
-    assert (rollout.role, rollout.total) == ("rollout", whole)
+    assert (ref.role, ref.weights, ref.gradients, ref.optimizer) == ("ref", whole // 4, 0, 0)
+    assert (rollout.role, rollout.weights, rollout.gradients, rollout.optimizer) == ("rollout", whole, 0, 0)
+    body = 4 * (EMBED + LAYER)  # the critic stays in float32
+    # Actor and critic with two moments each, reference, copy, and the gradients of the larger of those that train.
+    held = (whole + 2 * whole + body + 2 * body + whole) // 4 + whole + whole
+    assert plan.rank_memory == plan.as_dict()["rank_memory"] == held
     assert plan.as_dict()["memory"][0]["parameters"] == EMBED + LAYER + HEAD
-    assert "a node, without activations" in render(plan)
+    assert "a node, before activations" in render(plan)
