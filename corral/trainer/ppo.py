@@ -103,8 +103,6 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
                 metrics.update(prefixed("actor", updates[-1].metrics))
                 if plan.actor_update.use_kl_loss:
                     metrics["actor/kl_coef"] = plan.actor_update.kl_loss_coef
-                if plan.actor_update.use_kl_loss:
-                    metrics["actor/kl_coef"] = plan.actor_update.kl_loss_coef
             with timer("update_weights"):
                 after_update(run, updates[-1], metrics)
         if due(plan.trainer.save_freq, step, run.total_steps):
