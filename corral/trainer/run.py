@@ -14,7 +14,7 @@ from corral.config.plan import Plan
 from corral.data.loader import PromptLoader
 from corral.data.prompts import PromptDataset
 from corral.data.tokenizer import load_tokenizer
-from corral.errors import ConfigError, InfraError
+from corral.errors import ConfigError, DataError, InfraError
 from corral.rewards.pool import RewardPool
 from corral.rewards.registry import scorer_for
 from corral.rollout.eos import eos_ids
@@ -65,6 +65,11 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
     total_steps = _total_steps(plan, loader)
     probe = _probe(train)
     ids = eos_ids(plan.actor.model.path, tokenizer)
+    if not ids and not plan.rollout.ignore_eos:
+        raise DataError(
+            f"neither {plan.actor.model.path} nor its tokenizer names an end token, so no response could end before "
+            "the cap; add eos_token_id to generation_config.json, or set actor_rollout_ref.rollout.ignore_eos=True"
+        )
     with ExitStack() as stack:
         records = Records(plan.trainer.run_dir)
         stack.callback(records.close)

@@ -19,6 +19,7 @@ from corral.batch import Batch
 from corral.config.plan import EnginePlan, Plan, Sampling
 from corral.engine.engine import Engine
 from corral.engine.losses import Objective
+from corral.engine.model import build_model
 from corral.engine.rank import Rank
 from corral.rollout.base import Completion, Request
 from corral.rollout.native import NativeEngine
@@ -163,7 +164,5 @@ class Worker:
 
 
 def _full_copy(plan: EnginePlan, rank: Rank) -> torch.nn.Module:
-    from corral.engine.model import build_model
-
     module: torch.nn.Module = build_model(plan, rank).requires_grad_(False).eval()
     return module

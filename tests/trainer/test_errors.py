@@ -139,6 +139,17 @@ def test_no_chat_template(refused, broken_model: Path):
     assert "has no chat template" in refused(1, f"actor_rollout_ref.model.path={broken_model}")
 
 
+def test_no_end_token(refused, broken_model: Path):
+    for name, key in (
+        ("generation_config", "eos_token_id"),
+        ("config", "eos_token_id"),
+        ("tokenizer_config", "eos_token"),
+    ):
+        file = broken_model / f"{name}.json"
+        file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != key}))
+    assert "names an end token" in refused(1, f"actor_rollout_ref.model.path={broken_model}")
+
+
 # Data files ----------------------------------------------------------------------------------------------------------
 
 
