@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 from types import FrameType
@@ -24,24 +25,36 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     local.add_argument("--resource", default="CPU", metavar="NAME", help="what Ray counts a device as (default: CPU)")
     local.add_argument("--port", type=_port, default=0, metavar="P", help="of the head node (default: any free one)")
     local.add_argument(
-        "--start-timeout", type=float, default=120.0, metavar="S", help="seconds for the nodes to start (default: 120)"
+        "--start-timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="S",
+        help="seconds for the nodes to start (default: 120)",
     )
     local.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="what to run")
     local.set_defaults(run=_local)
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _port(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"{number} is not in 1..65535")
-    return number
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 1 to 65535")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def _local(args: argparse.Namespace) -> int:
