@@ -78,3 +78,24 @@ def test_a_failed_save_leaves_the_old_folder(models: dict[str, Path], tmp_path: 
         engine.save(tmp_path / "saved")
     assert {file.name: file.read_bytes() for file in (tmp_path / "saved").iterdir()} == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]
+
+
+def test_an_interrupt_between_the_renames_leaves_the_old_folder(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(engine_plan(models["qwen3"]), Rank(), horizon=1)
+    engine.save(tmp_path / "saved")
+    (tmp_path / "saved" / "mark").touch()
+    rename, targets = Path.rename, []
+
+    def interrupted(self: Path, target: Path) -> Path:
+        targets.append(target)
+        if len(targets) == 2:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.save(tmp_path / "saved")
+    assert (tmp_path / "saved" / "mark").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["saved"]

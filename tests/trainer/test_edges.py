@@ -189,8 +189,9 @@ def test_the_first_mini_batch_is_on_policy(trained):
     assert step["training/rollout_probs_diff_max"] <= 1e-4
 
 
-def test_epochs_are_counted_from_the_batch_that_was_trained_on(trained):
-    assert trained("data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=64")["training/epoch"] == 0
+def test_epochs_are_counted_from_the_batch_that_was_trained_on(tmp_path: Path, trained):
+    trained("data.train_max_samples=8", "trainer.total_training_steps=2")
+    assert [step["training/epoch"] for step in metrics(tmp_path / "run")] == [0, 1]
 
 
 # Numbers that overflow -----------------------------------------------------------------------------------------------
