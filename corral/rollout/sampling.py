@@ -35,7 +35,8 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
 
     logits [B, V]; uniform [B] float64 in [0, 1), one number per row (not looked at when greedy). Returns tokens [B]
     int64 and log_probs [B] float64. The log-prob is of the temperature-scaled distribution over the whole vocabulary,
-    also under top_k and top_p, because that is what the trainer recomputes; greedy rows are recorded at temperature 1.
+    also under top_k and top_p and for greedy rows, because that is what the trainer recomputes; temperature 0, which
+    only validation has, is recorded at 1.
     Logits with NaN give NaN log-probs.
     """
     rows = max(1, _WORK_ELEMENTS // logits.shape[-1])
@@ -44,8 +45,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, T
 
 
 def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    temperature = 1.0 if sampling.greedy else sampling.temperature
-    log_probs = torch.log_softmax(logits.double() / temperature, dim=-1)
+    log_probs = torch.log_softmax(logits.double() / (sampling.temperature or 1.0), dim=-1)
     if sampling.greedy:
         tokens = log_probs.argmax(dim=-1)
     else:

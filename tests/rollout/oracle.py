@@ -78,7 +78,7 @@ def generate(
     tokens: list[int] = []
     recorded: list[float] = []
     for number in uniform:
-        log_probs = next_log_probs(model, prompt + tokens, 1.0 if greedy else sampling.temperature)
+        log_probs = next_log_probs(model, prompt + tokens, sampling.temperature or 1.0)
         token = log_probs.index(max(log_probs)) if greedy else pick(log_probs, number, sampling)
         tokens.append(token)
         recorded.append(log_probs[token])

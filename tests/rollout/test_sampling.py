@@ -117,11 +117,14 @@ def test_log_probs_are_of_the_whole_vocabulary_at_the_sampling_temperature() -> 
     assert float(log_prob[0]) == pytest.approx(1.5 - math.log(total), abs=1e-12)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, replace(GREEDY, temperature=0.7), replace(SAMPLED, temperature=0.0)])
-def test_greedy_takes_the_first_largest_and_records_at_temperature_one(sampling: Sampling) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "recorded_at"),
+    [(GREEDY, 1.0), (replace(GREEDY, temperature=0.7), 0.7), (replace(SAMPLED, temperature=0.0), 1.0)],
+)
+def test_greedy_takes_the_first_largest_and_records_at_its_temperature(sampling: Sampling, recorded_at: float) -> None:
     tokens, log_probs = draw(torch.tensor([[1.0, 3.0, 3.0]]), torch.tensor([0.9], dtype=torch.float64), sampling)
     assert int(tokens[0]) == 1
-    assert float(log_probs[0]) == pytest.approx(-math.log(2 + math.exp(-2)), abs=1e-12)
+    assert float(log_probs[0]) == pytest.approx(-math.log(2 + math.exp(-2 / recorded_at)), abs=1e-12)
 
 
 def test_many_rows_are_handled_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
