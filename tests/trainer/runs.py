@@ -81,3 +81,17 @@ def temporary_files(*folders: Path) -> list[Path]:
     return [
         path for folder in folders for path in folder.rglob("*") if path.name.startswith(".") or ".tmp" in path.name
     ]
+
+
+def error_line(stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1, stderr
+    return lines[0]
+
+
+def assert_whole(run_dir: Path) -> None:
+    """What the run left can be read to its end."""
+    metrics(run_dir)
+    json.loads((run_dir / "plan.json").read_text())
+    json.loads((run_dir / "trace.json").read_text())
+    assert temporary_files(run_dir) == []

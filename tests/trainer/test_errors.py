@@ -14,39 +14,9 @@ from transformers import AutoTokenizer
 
 from corral.data.arithmetic import arithmetic_rows
 from corral.workers.local_cluster import LocalCluster
-from tests.trainer.runs import Inputs, metrics, samples, temporary_files, train, train_here
+from tests.trainer.runs import Inputs, assert_whole, error_line, metrics, samples, train, train_here
 
 ACTOR, CRITIC = "actor_rollout_ref.actor", "critic"
-
-
-@pytest.fixture
-def refused(inputs: Inputs, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Runs one step with `more` in this process, and returns the one line that refuses it."""
-
-    def run(exit_code: int, *more: str, started: bool = False) -> str:
-        """started: the run folder exists already when the mistake is found."""
-        assert train_here(inputs.overrides(tmp_path / "run", "reward.num_workers=1", *more)) == exit_code
-        line = error_line(capsys.readouterr().err)
-        assert (tmp_path / "run").exists() == started
-        if started:
-            assert_whole(tmp_path / "run")
-        return line
-
-    return run
-
-
-def error_line(stderr: str) -> str:
-    lines = [line for line in stderr.splitlines() if line.startswith("error:")]
-    assert len(lines) == 1, stderr
-    return lines[0]
-
-
-def assert_whole(run_dir: Path) -> None:
-    """What the run left can be read to its end."""
-    metrics(run_dir)
-    json.loads((run_dir / "plan.json").read_text())
-    json.loads((run_dir / "trace.json").read_text())
-    assert temporary_files(run_dir) == []
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -236,34 +206,6 @@ def test_overlong_prompts_filtered_out(inputs: Inputs, tmp_path: Path, one_long_
     more = ["data.filter_overlong_prompts=True", "data.train_batch_size=4", f"data.train_files={one_long_prompt}"]
     assert train_here(inputs.overrides(tmp_path / "run", *more)) == 0
     assert 3 not in [row["row"] for row in samples(tmp_path / "run", 1)]
-
-
-# The user's reward ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("    return float('nan')", "returned nan; a reward has to be finite"),
-        ("    return float('-inf')", "returned -inf; a reward has to be finite"),
-        ("    raise KeyError('answer')", "compute_score raised KeyError: 'answer'"),
-        ("    return 'good'", "'good'"),
-        ("    import os; os._exit(3)", "exit code 3"),
-    ],
-)
-def test_a_reward_that_fails(refused, tmp_path: Path, body: str, said: str):
-    file = tmp_path / "mine.py"
-    file.write_text(f"def compute_score(data_source, solution_str, ground_truth, extra_info):\n{body}\n")
-    line = refused(1, f"reward.custom_reward_function.path={file}", started=True)
-    assert said in line
-    assert "reward of row" in line
-
-
-def test_a_reward_file_that_cannot_be_imported(refused, tmp_path: Path):
-    file = tmp_path / "mine.py"
-    file.write_text("import nothing_of_this_name\n")
-    line = refused(1, f"reward.custom_reward_function.path={file}", started=True)
-    assert "cannot be imported: ModuleNotFoundError" in line
 
 
 # As processes --------------------------------------------------------------------------------------------------------
