@@ -271,6 +271,7 @@ def _connect(address: str, wait: float) -> None:
 
     await_listener(address, wait)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    terminated = False
     try:
         ray.init(
             address=address, namespace=f"corral-{uuid.uuid4().hex}", log_to_driver=False, logging_level="ERROR",
@@ -278,10 +279,14 @@ def _connect(address: str, wait: float) -> None:
         )  # fmt: skip
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InfraError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}; check RAY_ADDRESS") from None
+    except SystemExit:  # Ray's own handler of SIGTERM, which it installs before it connects: exit code 15
+        terminated = True
     finally:
         if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():  # Ray turns SIGTERM into exit code 15
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
+    if terminated:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _gist(error: Exception) -> str:

@@ -194,10 +194,7 @@ NODES = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1", "trainer.save_freq=1"]
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("moment", ["nodes start", "ranks start", "generating", "updating", "saving"])
-def test_two_nodes(start, moment: str, number: signal.Signals, request: pytest.FixtureRequest):
-    if (moment, number) == ("ranks start", signal.SIGTERM):
-        # While it connects, Ray has a SIGTERM handler of its own: the exit code is then 15. Nothing is left behind.
-        request.applymarker(pytest.mark.xfail(reason="SIGTERM inside ray.init ends with 15", strict=False))
+def test_two_nodes(start, moment: str, number: signal.Signals):
     run = start(*NODES)
     reached = {
         "nodes start": lambda: (run.run_dir / "plan.json").exists(),
