@@ -14,6 +14,7 @@ from corral.config.plan import (
     CriticUpdate,
     DataPlan,
     EnginePlan,
+    KLControl,
     Plan,
     RewardPlan,
     RolloutPlan,
@@ -242,7 +243,7 @@ def _algorithm(config: Config) -> AlgorithmPlan:
         lam=algorithm.lam,
         use_kl_in_reward=algorithm.use_kl_in_reward,
         kl_penalty=algorithm.kl_penalty,
-        kl_coef=algorithm.kl_ctrl.kl_coef,
+        kl_ctrl=KLControl("fixed", algorithm.kl_ctrl.kl_coef, 10000, 0.1),
     )
 
 

@@ -80,6 +80,20 @@ class EnginePlan:
 
 
 @dataclass(frozen=True)
+class PolicyLossOptions:
+    """Settings of single policy losses; each loss's docstring says which it reads."""
+
+    tau_pos: float = 1.0  # sapo
+    tau_neg: float = 1.05
+    clip_cov_ratio: float = 2e-4  # clip_cov: share of tokens whose gradient is dropped
+    clip_cov_lb: float = 1.0
+    clip_cov_ub: float = 5.0
+    kl_cov_ratio: float = 2e-4  # kl_cov: share of tokens that get the penalty
+    ppo_kl_coef: float = 0.1
+    dro_beta: float | None = None
+
+
+@dataclass(frozen=True)
 class ActorUpdate:
     """The policy objective and how an iteration is cut into optimizer steps."""
 
@@ -99,6 +113,8 @@ class ActorUpdate:
     kl_loss_coef: float
     kl_loss_type: str
     optimizer_steps: int  # per iteration
+    options: PolicyLossOptions = PolicyLossOptions()
+    selection_seed: int = 42  # of losses that pick tokens at random
 
 
 @dataclass(frozen=True)
@@ -184,13 +200,68 @@ class RewardPlan:
 
 
 @dataclass(frozen=True)
+class KLControl:
+    """Coefficient of the KL in reward. fixed: kl_coef throughout; adaptive: follows target_kl (Ziegler et al., 2019)."""
+
+    type: str  # fixed | adaptive
+    kl_coef: float
+    horizon: int  # samples
+    target_kl: float
+
+
+@dataclass(frozen=True)
+class FilterGroups:
+    """Dynamic sampling (DAPO): groups whose metric does not vary are dropped and further prompts generated."""
+
+    metric: str  # score | reward | a key of the scorer's extra values, such as acc
+    max_num_gen_batches: int  # 0: no limit
+
+
+@dataclass(frozen=True)
+class PFPPO:
+    """Resampling of samples after advantages are known."""
+
+    reweight_method: str  # pow | max_min | max_random
+    weight_pow: float
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """One criterion of rollout rejection, such as seq_mean_k1, and the band it has to lie in."""
+
+    criterion: str  # {token,seq_sum,seq_mean,seq_max}_{k1,k2,k3}
+    lower: float | None
+    upper: float
+
+
+@dataclass(frozen=True)
+class RolloutCorrection:
+    """What is done about engine and trainer disagreeing on log-probs."""
+
+    rollout_is: str | None  # token | sequence
+    lower: float | None  # None: truncate above `upper`; else weights outside the band are zero
+    upper: float
+    batch_normalize: bool
+    rejections: tuple[Rejection, ...]
+    bypass_mode: bool  # old log-probs are the engine's; no pass recomputes them
+    loss_type: str  # bypass_mode: ppo_clip | reinforce
+
+
+@dataclass(frozen=True)
 class AlgorithmPlan:
-    adv_estimator: str
+    adv_estimator: str  # a name, or an import path of a user's function
     gamma: float
     lam: float
     use_kl_in_reward: bool
     kl_penalty: str
-    kl_coef: float
+    kl_ctrl: KLControl
+    norm_adv_by_std_in_grpo: bool = True
+    gdpo_reward_keys: tuple[str, ...] = ()
+    gdpo_reward_weights: tuple[float, ...] = ()
+    filter_groups: FilterGroups | None = None
+    pf_ppo: PFPPO | None = None
+    rollout_correction: RolloutCorrection | None = None
+    seed: int = 42  # of resampling
 
 
 @dataclass(frozen=True)

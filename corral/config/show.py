@@ -57,7 +57,7 @@ def _iteration(plan: Plan) -> list[Row]:
         (
             "advantages",
             f"{plan.algorithm.adv_estimator}, gamma {plan.algorithm.gamma:g}, lambda {plan.algorithm.lam:g}"
-            + (f", {plan.algorithm.kl_coef:g} × KL in the reward" if plan.algorithm.use_kl_in_reward else ""),
+            + (f", {plan.algorithm.kl_ctrl.kl_coef:g} × KL in the reward" if plan.algorithm.use_kl_in_reward else ""),
         ),
         (
             "actor update",

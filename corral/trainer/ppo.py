@@ -135,14 +135,14 @@ def with_advantages(run: Run, batch: Batch) -> tuple[Batch, dict[str, float]]:
             batch.old_log_probs,
             batch.ref_log_probs,
             batch.response_mask,
-            algorithm.kl_coef,
+            algorithm.kl_ctrl.kl_coef,
             algorithm.kl_penalty,
         )
         metrics = {
             "actor/reward_kl_penalty": float(
                 mean_of_sample_means(penalty, batch.response_mask, batch.response_offsets)
             ),
-            "actor/reward_kl_penalty_coeff": algorithm.kl_coef,
+            "actor/reward_kl_penalty_coeff": algorithm.kl_ctrl.kl_coef,
         }
     assert batch.values is not None
     advantages, returns = ESTIMATORS[algorithm.adv_estimator](
