@@ -201,7 +201,7 @@ class RewardPlan:
 
 @dataclass(frozen=True)
 class KLControl:
-    """Coefficient of the KL in reward. fixed: kl_coef throughout; adaptive: follows target_kl (Ziegler et al., 2019)."""
+    """Coefficient of the KL in reward. fixed: kl_coef; adaptive: follows target_kl (Ziegler et al., 2019)."""
 
     type: str  # fixed | adaptive
     kl_coef: float
