@@ -47,7 +47,6 @@ def tiny_engine(
 def tiny_plan(*, world: int = 1, sp: int = 1, path: str = "", dtype: str = "float32") -> Plan:
     """8 prompts a step in two mini-batches, GAE, one sample a prompt."""
     sampling = Sampling(1.0, -1, 1.0, True, 1)
-    limits = MicroBatches(1024, None)
     return Plan(
         topology=Topology("cpu", 1, world, "in_process" if world == 1 else "ray", None),
         data=DataPlan((), (), "prompt", 8, 64, 32, "error", False, False, 42, -1, -1, {}),
@@ -58,11 +57,9 @@ def tiny_plan(*, world: int = 1, sp: int = 1, path: str = "", dtype: str = "floa
         critic=tiny_engine("critic", world=world, sp=sp, path=path, dtype=dtype),
         critic_update=CriticUpdate(4, 1, False, 42, 0.5, "token-mean", None, 2),
         ref=None,
-        rollout=RolloutPlan("native", "native", world, 1, 64, 32, 64, False, 42, sampling, sampling, limits, 1e-3),
+        rollout=RolloutPlan("native", "native", world, 1, 64, 32, 64, False, 42, sampling, sampling, 1e-3),
         skip=SkipPlan(False, "", (), "cache"),
         reward=RewardPlan(None, "compute_score", {}, 1, 10.0),
         algorithm=AlgorithmPlan("gae", 1.0, 1.0, False, "kl", KLControl("fixed", 0.001, 10000, 0.1)),
-        trainer=TrainerPlan(
-            "p", "e", "", "", ("console",), 1, 1, 0, True, -1, ("hf_model",), -1, False, False, 100, None, 10.0
-        ),
+        trainer=TrainerPlan("p", "e", "", "", ("console",), 1, 1, 0, True, -1, -1, False, False, 100, None, 10.0),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.config.files import ModelShape, check_parquet, model_shape
+from corral.config.files import ModelShape, check_data_file, model_shape
 from corral.config.plan import EnginePlan, MicroBatches, Plan
 from corral.errors import ConfigError
 
@@ -32,10 +32,10 @@ def check_files(plan: Plan, given: frozenset[str]) -> None:
                 "they need the same tokenizer"
             )
     for file in plan.data.train_files:
-        check_parquet("data.train_files", file)
+        check_data_file("data.train_files", file)
     if validates(plan) or "data.val_files" in given:
         for file in plan.data.val_files:
-            check_parquet("data.val_files", file)
+            check_data_file("data.val_files", file)
     if not plan.data.train_files:
         raise ConfigError("data.train_files is an empty list; name at least one parquet file")
 
@@ -61,11 +61,13 @@ def notices(plan: Plan) -> list[str]:
         out.append(
             "offload: on cpu parameters and optimizer state are in host memory already, so offloading moves nothing"
         )
-    samples = plan.actor_update.mini_batch_prompts * plan.rollout.sampling.n
-    if samples < plan.actor.dp:
-        out.append(
-            f"actor: a mini-batch of {samples} samples over DP {plan.actor.dp} leaves ranks with no-op samples only"
-        )
+    for trained, update in ((plan.actor, plan.actor_update), (plan.critic, plan.critic_update)):
+        samples = update.mini_batch_prompts * plan.rollout.sampling.n if update else 0
+        if trained and samples < trained.dp:
+            out.append(
+                f"{trained.role}: a mini-batch of {samples} samples over DP {trained.dp} leaves ranks with no-op "
+                "samples only"
+            )
     if plan.skip.enable and not plan.skip.steps:
         out.append("skip.rollout.enable=True without skip.rollout.steps records and replays nothing")
     return out

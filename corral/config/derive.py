@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from corral.config.engines import actor_engine, critic_engine, log_prob_batches, ref_engine
+from corral.config.engines import actor_engine, critic_engine, ref_engine
 from corral.config.paths import local_path
 from corral.config.plan import (
     ActorUpdate,
@@ -172,7 +172,6 @@ def _rollout(config: Config, where: Topology, actor: EnginePlan, notices: list[s
         seed=rollout.seed,
         sampling=_sampling(rollout),
         val_sampling=_sampling(rollout.val_kwargs),
-        log_prob=log_prob_batches(config),
         probe_tolerance=_PROBE_TOLERANCE[actor.compute_dtype] if tolerance is None else tolerance,
     )
 
@@ -263,7 +262,6 @@ def _trainer(config: Config, environ: Mapping[str, str]) -> TrainerPlan:
         critic_warmup=trainer.critic_warmup,
         balance_batch=trainer.balance_batch,
         save_freq=trainer.save_freq,
-        save_contents=tuple(config.actor_rollout_ref.actor.checkpoint.save_contents),
         test_freq=trainer.test_freq,
         val_before_train=trainer.test_freq > 0 if before is None else before,
         val_only=trainer.val_only,

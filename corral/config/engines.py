@@ -30,7 +30,7 @@ def actor_engine(config: Config, where: Topology) -> EnginePlan:
         sp=actor.ulysses_sequence_parallel_size,
         fsdp=actor.fsdp_config,
         model=_model(config.actor_rollout_ref.model),
-        infer=log_prob_batches(config),
+        infer=_log_prob_batches(config),
         train=_batches(
             f"{_ACTOR}.use_dynamic_bsz",
             actor.use_dynamic_bsz,
@@ -42,7 +42,7 @@ def actor_engine(config: Config, where: Topology) -> EnginePlan:
     )
 
 
-def log_prob_batches(config: Config) -> MicroBatches:
+def _log_prob_batches(config: Config) -> MicroBatches:
     """How the actor's old log-probs are computed; the dynamic flag may differ from the update's."""
     rollout = config.actor_rollout_ref.rollout
     return _batches(
@@ -135,7 +135,7 @@ def _engine(
         param_offload=fsdp.param_offload,
         optimizer_offload=fsdp.optimizer_offload if isinstance(fsdp, TrainedFsdp) else False,
         reshard_after_forward=fsdp.reshard_after_forward,
-        use_torch_compile=fsdp.use_torch_compile,
+        use_torch_compile=fsdp.use_torch_compile and role != "critic",  # what is compiled is the log-probs
         seed=fsdp.seed,
         infer=infer,
         train=train,

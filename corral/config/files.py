@@ -34,11 +34,16 @@ def model_shape(key: str, path: str, override_config: dict[str, Any]) -> ModelSh
         config = json.loads((folder / "config.json").read_text())
     except FileNotFoundError:
         raise DataError(f"{key}: {folder} has no config.json, so it is not a transformers model folder") from None
+    except OSError as error:
+        raise DataError(f"{key}: cannot read {folder / 'config.json'} ({error.strerror})") from None
     except ValueError as error:
         raise DataError(f"{key}: {folder / 'config.json'} is not JSON ({error})") from None
     if not isinstance(config, dict):
         raise DataError(f"{key}: {folder / 'config.json'} does not describe a model: it holds no mapping")
     config = {**config, **(config.get("text_config") or {}), **override_config}
+    for name in ("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "vocab_size"):
+        if not isinstance(config.get(name), int | None):
+            raise DataError(f"{key}: {name} is {config[name]!r}, not a whole number; look at override_config too")
     heads = config.get("num_attention_heads")
     return ModelShape(
         heads=heads,
@@ -58,8 +63,8 @@ def _longest(config: dict[str, Any]) -> int | None:
     return max(longest, int(original * factor))
 
 
-def check_parquet(key: str, path: str) -> None:
-    """ConfigError when there is no such file, DataError when it is empty, cut short or not parquet."""
+def check_data_file(key: str, path: str) -> None:
+    """ConfigError when there is no such file, DataError when it is empty, or parquet that is cut short or none."""
     file = Path(path)
     if not file.exists():
         raise ConfigError(
@@ -67,11 +72,13 @@ def check_parquet(key: str, path: str) -> None:
         )
     if not file.is_file():
         raise ConfigError(
-            f"{key}: {file} is not a file; name the parquet files one by one: '{key}=[a.parquet, b.parquet]'"
+            f"{key}: {file} is not a file; name the data files one by one: '{key}=[a.parquet, b.parquet]'"
         )
     size = file.stat().st_size
     if size == 0:
         raise DataError(f"{key}: {file} is empty (0 bytes)")
+    if file.suffix in (".json", ".jsonl"):
+        return
     with file.open("rb") as stream:
         head = stream.read(len(_MAGIC))
         stream.seek(max(0, size - len(_MAGIC)))

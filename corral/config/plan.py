@@ -141,6 +141,11 @@ class Sampling:
     do_sample: bool
     n: int  # samples per prompt
 
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return not self.do_sample or self.temperature == 0
+
 
 @dataclass(frozen=True)
 class RolloutPlan:
@@ -157,7 +162,6 @@ class RolloutPlan:
     seed: int
     sampling: Sampling
     val_sampling: Sampling
-    log_prob: MicroBatches
     probe_tolerance: float  # largest log-prob gap between trainer and engine after a weight update
 
 
@@ -276,13 +280,27 @@ class TrainerPlan:
     critic_warmup: int
     balance_batch: bool
     save_freq: int
-    save_contents: tuple[str, ...]  # hf_model: the weights as a model folder
     test_freq: int
     val_before_train: bool
     val_only: bool
     val_cost_rows: int  # a validation set above this many rows prints its estimated cost first (cpu)
     rollout_data_dir: str | None
     cluster_wait: float  # seconds to wait for the nodes and devices of a cluster that is joined
+
+
+@dataclass(frozen=True)
+class RoleMemory:
+    """What one rank holds of one model (actor, critic, ref, or the rollout's copy): an estimate, in bytes."""
+
+    role: str
+    parameters: int  # of the whole model, a count
+    weights: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer
 
 
 @dataclass(frozen=True)
@@ -310,6 +328,7 @@ class Plan:
     reward: RewardPlan
     algorithm: AlgorithmPlan
     trainer: TrainerPlan
+    memory: tuple[RoleMemory, ...] = ()  # empty: the weights are not in safetensors files, so their size is not known
     notices: tuple[str, ...] = ()
     unused: tuple[Unused, ...] = field(default=())
 

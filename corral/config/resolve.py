@@ -11,6 +11,7 @@ from typing import Any
 from corral.config.check import check_files, notices
 from corral.config.compose import compose
 from corral.config.derive import derive
+from corral.config.memory import estimate
 from corral.config.overrides import parse
 from corral.config.plan import Plan
 from corral.config.schema.root import leaves
@@ -38,7 +39,9 @@ def resolve(overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -
     check_values(values)
     plan = derive(config, environ)
     check_files(plan, frozenset(key for override in parsed for key in override.keys))
-    plan = replace(plan, notices=plan.notices + tuple(notices(plan)), unused=unused(parsed, values, plan))
+    plan = replace(
+        plan, memory=estimate(plan), notices=plan.notices + tuple(notices(plan)), unused=unused(parsed, values, plan)
+    )
     return Resolved(plan, plain)
 
 

@@ -17,7 +17,7 @@ def as_json(plan: Plan) -> str:
 
 def render(plan: Plan) -> str:
     """One aligned line per fact, then what deserves attention, then the keys without effect under their reasons."""
-    rows = [*_where(plan), *_iteration(plan), *_engines(plan), *_generation(plan), *_records(plan)]
+    rows = [*_where(plan), *_iteration(plan), *_engines(plan), *_memory(plan), *_generation(plan), *_records(plan)]
     lines = ["plan", *_aligned(rows)]
     if plan.notices:
         lines += ["notices", *(f"  {notice}" for notice in plan.notices)]
@@ -103,6 +103,23 @@ def _engine(engine: EnginePlan) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def _memory(plan: Plan) -> list[Row]:
+    """What a rank holds by itself, and how that adds up on a node; activations come on top."""
+    if not plan.memory:
+        return [("memory", "not known: the weights are not in safetensors files")]
+    total = sum(held.total for held in plan.memory)
+    each = ", ".join(f"{held.role} {_size(held.total)}" for held in plan.memory)
+    node = ""
+    if plan.topology.devices_per_node > 1:
+        node = f", {_size(total * plan.topology.devices_per_node)} a node"
+    return [("memory", f"{_size(total)} a rank{node}, without activations and key/value cache: {each}")]
+
+
+def _size(number: int) -> str:
+    """Bytes as MiB or GiB."""
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+
+
 def _batches(batches: MicroBatches) -> str:
     if batches.token_budget is not None:
         return _count(batches.token_budget, "token")
@@ -137,7 +154,7 @@ def _generation(plan: Plan) -> list[Row]:
 
 
 def _sampling(sampling: Sampling) -> str:
-    if not sampling.do_sample or sampling.temperature == 0:
+    if sampling.greedy:
         return "greedy"
     text = f"temperature {sampling.temperature:g}"
     if sampling.top_k != -1:

@@ -46,9 +46,9 @@ def reasons_by_key(values: Values, plan: Plan) -> dict[str, str]:
     """Key or block → why it has no effect here. Blocks cover every key inside them."""
     return {
         **_batching(values, plan),
-        **_generation(values, plan),
+        **_generation(plan),
         **_update(values, plan),
-        **_running(values, plan),
+        **_running(plan),
     }
 
 
@@ -85,20 +85,22 @@ def _batching(values: Values, plan: Plan) -> dict[str, str]:
     return out
 
 
-def _generation(values: Values, plan: Plan) -> dict[str, str]:
+def _generation(plan: Plan) -> dict[str, str]:
     out = dict.fromkeys(VLLM_ONLY, "an option of vllm; the native engine generates")
     out[f"{_ROLLOUT}.dtype"] = "the native engine decodes in the actor's compute dtype"
     out[f"{_ROLLOUT}.calculate_log_probs"] = "the native engine always records log-probs"
     if plan.rollout.requested == plan.rollout.name:
         out[f"{_ROLLOUT}.fallback"] = "the requested engine runs"
-    if not plan.rollout.sampling.do_sample:
-        for name in ("top_k", "top_p", "seed"):
+    if plan.rollout.sampling.greedy:
+        for name in ("top_k", "top_p"):
             out[f"{_ROLLOUT}.{name}"] = "rollout.do_sample=False is greedy"
+        if plan.rollout.val_sampling.greedy or not validates(plan):
+            out[f"{_ROLLOUT}.seed"] = "nothing is drawn at random"
     if not validates(plan):
         nothing = "no validation runs: test_freq, val_before_train and val_only are off"
         for key in ("data.val_files", "data.val_max_samples", "trainer.val_cost_rows", f"{_ROLLOUT}.val_kwargs"):
             out[key] = nothing
-    elif not plan.rollout.val_sampling.do_sample:
+    elif plan.rollout.val_sampling.greedy:
         for name in ("temperature", "top_k", "top_p"):
             out[f"{_ROLLOUT}.val_kwargs.{name}"] = "val_kwargs.do_sample=False is greedy"
     if not plan.skip.enable:
@@ -132,12 +134,13 @@ def _update(values: Values, plan: Plan) -> dict[str, str]:
         out[_REF] = "no reference model is needed: use_kl_loss and use_kl_in_reward are off"
     for block in ("actor_rollout_ref.model", "critic.model"):
         out[f"{block}.override_config.attn_implementation"] = "attention is plugged in by the engine"
+    out["critic.fsdp.use_torch_compile"] = "the critic computes no log-probs, which is what is compiled"
     out["actor_rollout_ref.actor.fsdp_config.seed"] = "the actor has no newly initialised weights"
     out[f"{_REF}.fsdp_config.seed"] = "the reference has no newly initialised weights"
     return out
 
 
-def _running(values: Values, plan: Plan) -> dict[str, str]:
+def _running(plan: Plan) -> dict[str, str]:
     out = {}
     if not plan.data.shuffle:
         out["data.seed"] = "data.shuffle=False: rows keep their order"
@@ -150,6 +153,5 @@ def _running(values: Values, plan: Plan) -> dict[str, str]:
     if plan.topology.device != "cpu" and validates(plan):
         out["trainer.val_cost_rows"] = "the cost is estimated on cpu only"
     if plan.reward.custom_path is None:
-        for name in ("name", "reward_kwargs"):
-            out[f"reward.custom_reward_function.{name}"] = "reward.custom_reward_function.path is not set"
+        out["reward.custom_reward_function.name"] = "reward.custom_reward_function.path is not set"
     return out

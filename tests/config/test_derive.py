@@ -74,7 +74,7 @@ def test_static_batches_and_a_log_prob_flag_of_its_own(plan_of):
         "critic.ppo_micro_batch_size_per_gpu=3",
     )
     assert plan.actor.train == MicroBatches(None, 2)
-    assert plan.actor.infer == plan.rollout.log_prob == MicroBatches(16384, None)
+    assert plan.actor.infer == MicroBatches(16384, None)
     assert plan.critic.train == plan.critic.infer == MicroBatches(None, 3)
 
 

@@ -81,6 +81,9 @@ def test_reasons_name_keys_that_exist(base):
         (f"{ACTOR}.optim.num_cycles", "1", [f"{ACTOR}.optim.lr_scheduler_type=linear"], "cosine"),
         (f"{ARR}.model.override_config.attn_implementation", "eager", [], "engine"),
         ("trainer.cluster_wait", "5", [], "RAY_ADDRESS"),
+        ("critic.fsdp.use_torch_compile", "True", [], "no log-probs"),
+        (f"{ROLLOUT}.seed", "3", [f"{ROLLOUT}.do_sample=False"], "nothing is drawn"),
+        ("reward.custom_reward_function.name", "mine", [], "path is not set"),
         ("skip.rollout.steps", "[1]", [], "enable=False"),
         (f"{ROLLOUT}.fallback", "native", [], "requested engine runs"),
     ],
@@ -101,6 +104,7 @@ def test_set_without_effect(plan_of, key, value, others, word):
           "critic.ppo_micro_batch_size_per_gpu=1", f"{ROLLOUT}.log_prob_use_dynamic_bsz=True"]),
         (f"{ACTOR}.optim.min_lr_ratio", "0.1", [f"{ACTOR}.optim.lr_scheduler_type=cosine"]),
         ("data.seed", "3", []),
+        ("reward.custom_reward_function.reward_kwargs.method", "flexible", []),
         (f"{ACTOR}.fsdp_config.param_offload", "True", []),
     ],
 )  # fmt: skip
@@ -111,3 +115,15 @@ def test_set_with_effect_is_not_listed(plan_of, key, value, others):
 def test_defaults_are_never_listed(base):
     keys = {argument.split("=")[0] for argument in base}
     assert {item.key for item in resolve(base, {}).plan.unused} <= keys
+
+
+def test_a_seed_that_only_validation_draws_with_counts(plan_of, files):
+    keys = [
+        f"{ROLLOUT}.do_sample=False",
+        f"{ROLLOUT}.seed=3",
+        "trainer.test_freq=1",
+        f"data.val_files={files}/test.parquet",
+    ]
+    drawn = [f"{ROLLOUT}.val_kwargs.do_sample=True", f"{ROLLOUT}.val_kwargs.temperature=1.0"]
+    assert f"{ROLLOUT}.seed" in {item.key for item in plan_of(*keys).unused}
+    assert f"{ROLLOUT}.seed" not in {item.key for item in plan_of(*keys, *drawn).unused}

@@ -25,6 +25,16 @@ def test_a_folder_without_a_model(plan_of, files):
     (files / "empty" / "config.json").write_text("[]")
     with pytest.raises(DataError, match="holds no mapping"):
         plan_of(f"{ARR}.model.path={files}/empty")
+    (files / "empty" / "config.json").unlink()
+    (files / "empty" / "config.json").mkdir()
+    with pytest.raises(DataError, match="cannot read"):
+        plan_of(f"{ARR}.model.path={files}/empty")
+
+
+@pytest.mark.parametrize("key", [f"{ARR}.model", "critic.model"])
+def test_a_number_of_the_model_that_is_none(plan_of, key):
+    with pytest.raises(DataError, match=r"num_attention_heads is 'many', not a whole number"):
+        plan_of(f"+{key}.override_config.num_attention_heads=many")
 
 
 @pytest.mark.parametrize(
@@ -46,10 +56,19 @@ def test_broken_training_file(plan_of, files, content, said):
 def test_missing_training_file(plan_of, files):
     with pytest.raises(ConfigError, match=f"data.train_files: {files}/absent.parquet does not exist"):
         plan_of(f"data.train_files={files}/absent.parquet")
-    with pytest.raises(ConfigError, match="name the parquet files one by one"):
+    with pytest.raises(ConfigError, match="name the data files one by one"):
         plan_of(f"data.train_files={files}")
     with pytest.raises(ConfigError, match="empty list"):
         plan_of("data.train_files=[]")
+
+
+@pytest.mark.parametrize("name", ["train.json", "train.jsonl"])
+def test_other_kinds_of_data_files(plan_of, files, name):
+    (files / name).write_text('{"prompt": 1}\n')
+    assert plan_of(f"data.train_files={files}/{name}").data.train_files == (f"{files}/{name}",)
+    (files / name).write_text("")
+    with pytest.raises(DataError, match="is empty"):
+        plan_of(f"data.train_files={files}/{name}")
 
 
 def test_every_file_of_a_list_is_checked(plan_of, files):

@@ -64,7 +64,7 @@ def test_world_degrees_and_steps(reference):
 
 def test_token_budgets_and_replicas(reference):
     plan = reference.plan
-    assert plan.actor.train == plan.actor.infer == plan.rollout.log_prob == MicroBatches(32768, None)
+    assert plan.actor.train == plan.actor.infer == MicroBatches(32768, None)
     assert plan.critic.train == plan.critic.infer == MicroBatches(65536, None)
     assert (plan.rollout.name, plan.rollout.requested, plan.rollout.replicas) == ("native", "vllm", 8)
 

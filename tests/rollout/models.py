@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from corral.config.plan import MicroBatches, RolloutPlan, Sampling
+from corral.config.plan import RolloutPlan, Sampling
 from corral.engine.attention import ATTENTION
 from corral.engine.norm import use_full_precision_norms
 
@@ -65,6 +65,5 @@ def rollout_plan(
         seed=seed,
         sampling=sampling,
         val_sampling=GREEDY,
-        log_prob=MicroBatches(token_budget=None, samples=1),
         probe_tolerance=1e-3,
     )
