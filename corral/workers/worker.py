@@ -94,12 +94,16 @@ class Worker:
 
     # Scoring -------------------------------------------------------------------------------------------------------
 
-    def infer(self, role: str, share: Share, temperature: float, entropy: bool) -> dict[str, Tensor]:
-        """{"log_probs": [R], "entropy": [R]} of actor or ref, {"values": [R]} of the critic."""
+    def infer(
+        self, role: str, share: Share, temperature: float, entropy: bool, sum_pi_squared: bool
+    ) -> dict[str, Tensor]:
+        """{"log_probs": [R], "entropy": [R], "sum_pi_squared": [R]} of actor or ref, {"values": [R]} of the critic."""
         name = {"actor": "old_log_prob", "ref": "ref", "critic": "values"}[role]
         engine = self.engines[role]
         with self._phase(name), engine.loaded(optimizer=False):
-            return engine.infer(share.batch, share.micro, temperature=temperature, entropy=entropy)
+            return engine.infer(
+                share.batch, share.micro, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
+            )
 
     # Training ------------------------------------------------------------------------------------------------------
 
