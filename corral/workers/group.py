@@ -70,11 +70,19 @@ class WorkerGroup:
 
     # Scoring -------------------------------------------------------------------------------------------------------
 
-    def infer(self, role: str, batch: Batch, *, temperature: float = 1.0, entropy: bool = False) -> dict[str, Tensor]:
-        """Per-token results [R] of one role: log_probs (and entropy) of "actor" or "ref", values of "critic"."""
+    def infer(
+        self,
+        role: str,
+        batch: Batch,
+        *,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        sum_pi_squared: bool = False,
+    ) -> dict[str, Tensor]:
+        """Per-token results [R] of one role: values of "critic"; log_probs, and what is asked for, of the others."""
         engine = self._engine(role)
         indices, shares = self._shares(batch, engine, engine.infer)
-        args = [(role, shares[rank // engine.sp], temperature, entropy) for rank in range(self.world)]
+        args = [(role, shares[rank // engine.sp], temperature, entropy, sum_pi_squared) for rank in range(self.world)]
         results = self.launcher.call("infer", args)[:: engine.sp]  # peers of a sequence group hold the same result
         order = torch.tensor([i for share in indices for i in share])
         return {name: _in_batch_order(batch, order, [r[name] for r in results]) for name in results[0]}
