@@ -42,9 +42,9 @@ def discounted_suffix_sums(x: Tensor, offsets: Tensor, decay: float) -> Tensor:
     block_offsets = torch.cat([offsets.new_zeros(1), blocks.cumsum(0)])
     # Where each token lies when every sample starts a new block; the gap behind a sample's last token stays zero.
     shift = block_offsets[:-1] * _BLOCK - offsets[:-1]
-    slot = torch.arange(x.numel(), device=x.device) + torch.repeat_interleave(shift, offsets.diff())
-    grid = x.new_zeros(int(block_offsets[-1]) * _BLOCK)
-    grid[slot] = x
+    slot = torch.repeat_interleave(shift, offsets.diff(), output_size=x.numel())
+    slot += torch.arange(x.numel(), device=x.device)
+    grid = x.new_zeros(int(block_offsets[-1]) * _BLOCK).index_copy_(0, slot, x)
 
     step = torch.arange(_BLOCK, device=x.device)
     exponent = step[:, None] - step[None, :]  # row: source token, column: target token
@@ -54,5 +54,5 @@ def discounted_suffix_sums(x: Tensor, offsets: Tensor, decay: float) -> Tensor:
         starts = discounted_suffix_sums(sums[:, 0], block_offsets, decay**_BLOCK)
         following = torch.cat([starts[1:], starts.new_zeros(1)])
         following[block_offsets[1:][blocks > 0] - 1] = 0
-        sums = sums + following[:, None] * base ** (_BLOCK - step)
-    return sums.reshape(-1)[slot]
+        sums.addcmul_(following[:, None], base ** (_BLOCK - step))
+    return sums.view(-1).index_select(0, slot)
