@@ -26,6 +26,7 @@ _TOKEN_FIELDS = (
     "sum_pi_squared",
     "rollout_is_weights",
     "sequence_log_ratio",
+    "sequence_advantage",
     "selected",
     "values",
     "scores",
@@ -45,8 +46,8 @@ class Batch:
     finish [S]: index into FINISH_REASONS. is_padding [S]: a no-op sample that no loss and no metric sees.
     The remaining token fields are [R] floats, None until their phase has run:
     rollout_log_probs (engine), old_log_probs, ref_log_probs, sum_pi_squared (Σ π² of the distribution the token was
-    drawn from), rollout_is_weights (multiplies the policy loss), sequence_log_ratio and selected (statistics of the
-    mini-batch at its present weights, for losses that need them), values (prediction before the token), scores
+    drawn from), rollout_is_weights (multiplies the policy loss), sequence_log_ratio, sequence_advantage and selected
+    (statistics of the mini-batch at its present weights, for losses that need them), values (prediction before the token), scores
     (reward, on the last response token), rewards (scores with KL in reward), advantages, returns.
     """
 
@@ -66,6 +67,7 @@ class Batch:
     sum_pi_squared: Tensor | None = None
     rollout_is_weights: Tensor | None = None
     sequence_log_ratio: Tensor | None = None
+    sequence_advantage: Tensor | None = None
     selected: Tensor | None = None
     values: Tensor | None = None
     scores: Tensor | None = None

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _FLOAT_FIELDS = (
     *("rollout_log_probs", "old_log_probs", "ref_log_probs", "values"),
+    *("rollout_is_weights", "sequence_log_ratio", "sequence_advantage", "selected"),
     *("scores", "rewards", "advantages", "returns"),
 )
 

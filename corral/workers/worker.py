@@ -107,8 +107,13 @@ class Worker:
 
     # Training ------------------------------------------------------------------------------------------------------
 
-    def update(self, role: str, mini_batches: Sequence[MiniBatch], temperature: float) -> tuple[list[StepStats], float]:
-        """One iteration's optimizer steps in order; the statistics of each and the learning rate they used."""
+    def update(
+        self, role: str, mini_batches: Sequence[MiniBatch], temperature: float, last: bool
+    ) -> tuple[list[StepStats], float]:
+        """Optimizer steps in order; the statistics of each and the learning rate they used.
+
+        last: they are the last of their iteration, so the schedule moves on.
+        """
         engine = self.engines[role]
         lr = engine.lr
         steps = []
@@ -116,7 +121,8 @@ class Worker:
             for mini in mini_batches:
                 done = engine.train_step(mini.share.batch, mini.share.micro, mini.objective, temperature=temperature)
                 steps.append(StepStats(done.stats, done.grad_norm, done.skipped))
-        engine.end_iteration()
+        if last:
+            engine.end_iteration()
         self._say(f"updated {role}, {len(steps)} optimizer steps,")
         return steps, lr
 
