@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from corral.config.reads import Recorded
+
 
 @dataclass(frozen=True)
-class Topology:
+class Topology(Recorded):
     """Where the run happens. `launcher` is "in_process" (world 1, no Ray) or "ray"."""
 
     device: str  # cpu | cuda | npu
@@ -26,7 +28,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class MicroBatches:
+class MicroBatches(Recorded):
     """How the samples of one rank are cut into forward passes. Exactly one of the two limits applies."""
 
     token_budget: int | None  # dynamic: tokens of one packed row before the sequence-parallel split
@@ -34,7 +36,7 @@ class MicroBatches:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Recorded):
     """AdamW and its schedule. Steps are iterations of the trainer; the horizon is known once the data is."""
 
     lr: float
@@ -49,7 +51,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Recorded):
     """A transformers model folder and how to load it."""
 
     path: str
@@ -60,7 +62,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class EnginePlan:
+class EnginePlan(Recorded):
     """One model that trains or scores: actor, critic or reference."""
 
     role: str  # actor | critic | ref
@@ -80,7 +82,7 @@ class EnginePlan:
 
 
 @dataclass(frozen=True)
-class PolicyLossOptions:
+class PolicyLossOptions(Recorded):
     """Settings of single policy losses; each loss's docstring says which it reads."""
 
     tau_pos: float = 1.0  # sapo
@@ -94,7 +96,7 @@ class PolicyLossOptions:
 
 
 @dataclass(frozen=True)
-class ActorUpdate:
+class ActorUpdate(Recorded):
     """The policy objective and how an iteration is cut into optimizer steps."""
 
     mini_batch_prompts: int
@@ -118,7 +120,7 @@ class ActorUpdate:
 
 
 @dataclass(frozen=True)
-class CriticUpdate:
+class CriticUpdate(Recorded):
     """The value objective and how an iteration is cut into optimizer steps."""
 
     mini_batch_prompts: int
@@ -132,7 +134,7 @@ class CriticUpdate:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Recorded):
     """How the next token is drawn. top_k -1: all tokens. temperature 0 or do_sample False: greedy."""
 
     temperature: float
@@ -148,7 +150,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class RolloutPlan:
+class RolloutPlan(Recorded):
     """The engine that generates, and how many copies of it."""
 
     name: str  # what runs: native
@@ -166,7 +168,7 @@ class RolloutPlan:
 
 
 @dataclass(frozen=True)
-class SkipPlan:
+class SkipPlan(Recorded):
     """Record and replay of generations (skip.rollout). `dump_dir` is the folder of this experiment and its lengths."""
 
     enable: bool
@@ -176,7 +178,7 @@ class SkipPlan:
 
 
 @dataclass(frozen=True)
-class DataPlan:
+class DataPlan(Recorded):
     train_files: tuple[str, ...]
     val_files: tuple[str, ...]
     prompt_key: str
@@ -193,7 +195,7 @@ class DataPlan:
 
 
 @dataclass(frozen=True)
-class RewardPlan:
+class RewardPlan(Recorded):
     """Custom function by file path or module, else the scorer named by data_source."""
 
     custom_path: str | None
@@ -204,7 +206,7 @@ class RewardPlan:
 
 
 @dataclass(frozen=True)
-class KLControl:
+class KLControl(Recorded):
     """Coefficient of the KL in reward. fixed: kl_coef; adaptive: follows target_kl (Ziegler et al., 2019)."""
 
     type: str  # fixed | adaptive
@@ -214,7 +216,7 @@ class KLControl:
 
 
 @dataclass(frozen=True)
-class FilterGroups:
+class FilterGroups(Recorded):
     """Dynamic sampling (DAPO): groups whose metric does not vary are dropped and further prompts generated."""
 
     metric: str  # score | reward | a key of the scorer's extra values, such as acc
@@ -222,7 +224,7 @@ class FilterGroups:
 
 
 @dataclass(frozen=True)
-class PFPPO:
+class PFPPO(Recorded):
     """Resampling of samples after advantages are known."""
 
     reweight_method: str  # pow | max_min | max_random
@@ -230,7 +232,7 @@ class PFPPO:
 
 
 @dataclass(frozen=True)
-class Rejection:
+class Rejection(Recorded):
     """One criterion of rollout rejection, such as seq_mean_k1, and the band it has to lie in."""
 
     criterion: str  # {token,seq_sum,seq_mean,seq_max}_{k1,k2,k3}
@@ -239,7 +241,7 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class RolloutCorrection:
+class RolloutCorrection(Recorded):
     """What is done about engine and trainer disagreeing on log-probs."""
 
     rollout_is: str | None  # token | sequence
@@ -252,7 +254,7 @@ class RolloutCorrection:
 
 
 @dataclass(frozen=True)
-class AlgorithmPlan:
+class AlgorithmPlan(Recorded):
     adv_estimator: str  # a name, or an import path of a user's function
     gamma: float
     lam: float
@@ -265,11 +267,12 @@ class AlgorithmPlan:
     filter_groups: FilterGroups | None = None
     pf_ppo: PFPPO | None = None
     rollout_correction: RolloutCorrection | None = None
+    sum_pi_squared: bool = False  # the estimator reads Σ π² of the distribution each token was drawn from
     seed: int = 42  # of resampling
 
 
 @dataclass(frozen=True)
-class TrainerPlan:
+class TrainerPlan(Recorded):
     project_name: str
     experiment_name: str
     run_dir: str  # records: plan, configuration, metrics, traces, logs
@@ -313,7 +316,7 @@ class Unused:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Recorded):
     """The whole run. Optimizer steps, budgets and degrees are final; nothing downstream recomputes them."""
 
     topology: Topology

@@ -20,7 +20,9 @@ class Trainer(Section):
     total_training_steps: int | None = key(None, "Iterations; null: as many as the epochs hold.", "steps")
     critic_warmup: int = key(0, "Iterations that update only the critic.", "steps")
     balance_batch: bool = key(True, "Spread the tokens of a mini-batch evenly over the DP ranks.")
-    logger: Any = key(["console", "file"], "console: one line a step. file names metrics.jsonl, which every run writes anyway.")
+    logger: Any = key(
+        ["console", "file"], "console: one line a step. file names metrics.jsonl, which every run writes anyway."
+    )
     save_freq: int = key(-1, "Iterations between weight exports; -1: never. The last iteration is saved too.", "steps")
     test_freq: int = key(-1, "Iterations between validations; -1: never. The last iteration validates too.", "steps")
     val_before_train: bool | None = key(None, "Validate before the first iteration; null: when test_freq > 0.")
