@@ -33,6 +33,7 @@ def sum_pi_squared(logits: Tensor, temperature: float, rows: int = 1024) -> Tens
     for float64 logits.
     """
     parts = [
-        torch.softmax(at_least_float32(part) / temperature, dim=-1).square().sum(dim=-1) for part in logits.split(rows)
+        torch.softmax(at_least_float32(part) / temperature, dim=-1).square().sum(dim=-1)
+        for part in torch.split(logits, rows)
     ]
     return torch.cat(parts)
