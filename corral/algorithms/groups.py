@@ -97,7 +97,7 @@ def gpg(batch: AdvantageInput) -> tuple[Tensor, Tensor]:
     of a group gets 0."""
     tokens = ValidTokens.of(batch)
     voters = Voters.of(batch, tokens)
-    alpha = voters.scores.numel() / voters.scores.count_nonzero().clamp(min=1)
+    alpha = voters.scores.numel() / voters.scores.count_nonzero().clamp(min=1).double()
     return _broadcast(alpha * _deviations(voters.scores, voters), voters, tokens, batch)
 
 
