@@ -5,7 +5,7 @@ No list to keep up to date: a key that decides nothing is seen to decide nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from types import NoneType
@@ -18,7 +18,7 @@ from corral.config.schema.root import Config, leaves
 from corral.config.validate import CHOICES, Values, check_values
 from corral.errors import ConfigError
 
-_NAMES = {
+_NAMES: dict[str, Iterable[Any]] = {
     "algorithm.adv_estimator": names.ESTIMATORS,
     "actor_rollout_ref.actor.policy_loss.loss_mode": names.LOSSES,
     "algorithm.rollout_correction.rollout_rs": names.REJECTIONS,
@@ -52,10 +52,17 @@ def influence(key: str, config: Config, values: Values, environ: Mapping[str, st
             except ConfigError:
                 continue
             accepted = True
-            changed |= {field for field in before.keys() | after.keys() if before.get(field) != after.get(field)}
+            changed |= {field for field in before.keys() | after.keys() if _differs(field, before, after)}
+            if changed and key not in CHOICES and key not in _NAMES:
+                break  # names can switch different parts of a run on; another number changes what this one did
     finally:
         setattr(section, name, present)
     return Influence(frozenset(changed), refused=not accepted)
+
+
+def _differs(field: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """A part that is there or not counts too: its place is None in one plan and has fields of its own in the other."""
+    return (field in before) != (field in after) or before[field] != after[field]
 
 
 def alternatives(key: str, present: Any) -> Iterator[Any]:

@@ -125,7 +125,7 @@ def check_name(key: str, value: str, known: Sequence[str], later: Sequence[str] 
 
 
 def is_import_path(name: str) -> bool:
-    """Whether a name of an estimator or a loss is a user's function: "file.py:function" or "package.module:function"."""
+    """Whether a name of an estimator or a loss is a function of the user: "file.py:name" or "package.module:name"."""
     return ":" in name
 
 

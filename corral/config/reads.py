@@ -62,6 +62,15 @@ def reads() -> Reads:
     return {field: set(readers) for field, readers in _record.items()}
 
 
+def merged(*records: Reads) -> Reads:
+    """What was read in any of several processes."""
+    out: Reads = {}
+    for record in records:
+        for field, readers in record.items():
+            out[field] = out.get(field, set()) | readers
+    return out
+
+
 def forget() -> None:
     """Start over: a process may run several plans."""
     _record.clear()

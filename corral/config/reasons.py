@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from corral.config import names
 from corral.config.check import validates
 from corral.config.plan import Plan
@@ -43,7 +45,7 @@ def reasons_by_key(values: Values, plan: Plan) -> dict[str, str]:
     }
 
 
-def reason(key: str, reasons: dict[str, str]) -> str | None:
+def reason(key: str, reasons: Mapping[str, str]) -> str | None:
     """Why the key has no effect, None when it has one; a block's reason comes before that of a key inside it."""
     parts = key.split(".")
     prefixes = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
@@ -122,6 +124,7 @@ def _update(values: Values, plan: Plan) -> dict[str, str]:
             out[f"{role}.optim.num_cycles"] = "only a cosine schedule has cycles"
     for block in ("actor_rollout_ref.model", "critic.model"):
         out[f"{block}.override_config.attn_implementation"] = "attention is plugged in by the engine"
+    out["critic.model.tokenizer_path"] = "text becomes tokens once, with the actor's tokenizer"
     out["critic.fsdp.use_torch_compile"] = "the critic computes no log-probs, which is what is compiled"
     out["actor_rollout_ref.actor.fsdp_config.seed"] = "the actor has no newly initialised weights"
     out[f"{_REF}.fsdp_config.seed"] = "the reference has no newly initialised weights"
@@ -210,6 +213,12 @@ def _correction(plan: Plan) -> dict[str, str]:
 
 def _running(plan: Plan) -> dict[str, str]:
     out = {}
+    if plan.topology.world == 1:
+        for block in (f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config", "critic.fsdp"):
+            out[f"{block}.reshard_after_forward"] = "a single rank holds whole parameters"
+    if not plan.skip.enable:
+        for name in ("project_name", "experiment_name"):
+            out[f"trainer.{name}"] = "trainer.default_local_dir is set and skip.rollout is off"
     if not plan.data.shuffle and plan.algorithm.pf_ppo is None:
         out["data.seed"] = "data.shuffle=False: rows keep their order"
     if plan.data.filter_overlong_prompts:

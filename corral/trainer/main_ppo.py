@@ -6,6 +6,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from corral.config.audit import audit
+from corral.config.reads import forget, merged, reads
 from corral.config.resolve import resolve
 from corral.config.show import render
 from corral.exits import run_command
@@ -16,6 +18,7 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for name in ("ray", "httpx", "transformers"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    forget()
     resolved = resolve(argv)
     print(render(resolved.plan), flush=True)
     # The heavy part starts here: everything above answers in a second, also when it refuses.
@@ -24,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
 
     with open_run(resolved.plan, resolved.config) as run:
         fit(run)
+        run.records.keys(audit(resolved, merged(reads(), run.group.plan_reads())))
     return 0
 
 

@@ -25,6 +25,7 @@ from corral.config.plan import (
     RolloutCorrection,
     Sampling,
 )
+from corral.config.reads import Reads, merged
 from corral.engine.losses import ActorObjective, CriticObjective, Objective, needs_statistics, with_statistics
 from corral.engine.packing import split
 from corral.rollout.base import Completion, Request
@@ -187,6 +188,10 @@ class WorkerGroup:
     def save(self, role: str, folder: str) -> None:
         """Write one role's weights as a model folder."""
         self.launcher.call("save", [(role, folder)] * self.world)
+
+    def plan_reads(self) -> Reads:
+        """The fields of the plan that any rank has read, and by which modules."""
+        return merged(*self.launcher.call("plan_reads", [()] * self.world))
 
     def trace(self) -> list[list[Phase]]:
         """Phases of each rank since the last call."""

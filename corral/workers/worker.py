@@ -17,6 +17,7 @@ from torch import Tensor
 
 from corral.batch import Batch
 from corral.config.plan import EnginePlan, Plan, Sampling
+from corral.config.reads import Reads, reads
 from corral.engine.engine import Engine
 from corral.engine.losses import Objective
 from corral.engine.rank import Rank
@@ -91,6 +92,10 @@ class Worker:
         """Phases since the last call."""
         phases, self.phases = self.phases, []
         return phases
+
+    def plan_reads(self) -> Reads:
+        """The fields of the plan that were read in this process, and by which modules."""
+        return reads()
 
     # Scoring -------------------------------------------------------------------------------------------------------
 
