@@ -8,7 +8,7 @@ the parts add up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -78,8 +78,8 @@ class ActorObjective:
         return policy_loss(self.update.loss_mode, self.correction)
 
     def token_weights(self, batch: Batch) -> Tensor:
-        update = replace(self.update, loss_agg_mode=self.policy_loss.aggregation or self.update.loss_agg_mode)
-        return _weights(update, batch, self.denominators, self.response_length, batch.advantages)
+        mode = self.policy_loss.aggregation or self.update.loss_agg_mode
+        return _weights(self.update, mode, batch, self.denominators, self.response_length, batch.advantages)
 
     def __call__(self, predicted: Mapping[str, Tensor], tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         mask, weight = _seen(tokens), tokens["weight"]
@@ -178,7 +178,8 @@ class CriticObjective:
         return False
 
     def token_weights(self, batch: Batch) -> Tensor:
-        return _weights(self.update, batch, self.denominators, self.response_length, batch.returns)
+        mode = self.update.loss_agg_mode
+        return _weights(self.update, mode, batch, self.denominators, self.response_length, batch.returns)
 
     def __call__(self, predicted: Mapping[str, Tensor], tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         mask, values = _seen(tokens), predicted["values"]
@@ -196,6 +197,7 @@ class CriticObjective:
 
 def _weights(
     update: ActorUpdate | CriticUpdate,
+    mode: str,
     batch: Batch,
     denominators: Denominators,
     response_length: int,
@@ -203,9 +205,7 @@ def _weights(
 ) -> Tensor:
     scale = float(response_length) if update.loss_scale_factor is None else update.loss_scale_factor
     dtype = torch.float32 if like is None else like.dtype
-    return token_weights(
-        update.loss_agg_mode, loss_mask(batch), batch.response_offsets, denominators, scale, dtype=dtype
-    )
+    return token_weights(mode, loss_mask(batch), batch.response_offsets, denominators, scale, dtype=dtype)
 
 
 def _seen(tokens: Tokens) -> Tensor:
