@@ -57,37 +57,45 @@ def needed(value: Tensor | None, estimator: str, what: str) -> Tensor:
 class ValidTokens:
     """The batch without its masked tokens.
 
-    at [V]: where each valid token lies among the R. offsets [S+1]: rows of valid tokens. rewards [V] float64: a reward
-    on a masked token (tool output, a rejected token) was earned by what the policy did before it and is credited to
-    the last valid token before it in the sample; one before the sample's first valid token has no action to credit and
-    is left out. So a sample without valid tokens has no reward.
+    at [V]: where each valid token lies among the R, None when all of them are valid. offsets [S+1]: rows of valid
+    tokens. rewards [V] float64: a reward on a masked token (tool output, a rejected token) was earned by what the
+    policy did before it and is credited to the last valid token before it in the sample; one before the sample's first
+    valid token has no action to credit and is left out. So a sample without valid tokens has no reward.
     """
 
-    at: Tensor
+    at: Tensor | None
     offsets: Tensor
     rewards: Tensor
 
     @staticmethod
     def of(batch: AdvantageInput) -> ValidTokens:
         """Positions, rows and credited rewards of the batch's valid tokens."""
+        if bool(batch.mask.all()):
+            return ValidTokens(None, batch.offsets, batch.rewards.double())
         at = batch.mask.nonzero().squeeze(1)
         offsets = torch.searchsorted(at, batch.offsets)
         rewards = batch.rewards.index_select(0, at).double()
-        stray = ((batch.rewards != 0) & ~batch.mask).nonzero().squeeze(1)
+        masked = (~batch.mask).nonzero().squeeze(1)
+        stray = masked[batch.rewards.index_select(0, masked) != 0]
         sample = torch.searchsorted(batch.offsets, stray, right=True) - 1
         owner = torch.searchsorted(at, stray) - 1
         owned = owner >= offsets[sample]
         rewards.index_add_(0, owner[owned], batch.rewards[stray[owned]].double())
         return ValidTokens(at, offsets, rewards)
 
+    @property
+    def positions(self) -> Tensor:
+        """[V]: `at`, also when all tokens are valid."""
+        return torch.arange(self.rewards.numel(), device=self.rewards.device) if self.at is None else self.at
+
     def take(self, x: Tensor) -> Tensor:
-        """[V] float64: the valid entries of x [R]."""
-        return x.index_select(0, self.at).double()
+        """[V] float64: the valid entries of x [R]; may be x itself."""
+        return (x if self.at is None else x.index_select(0, self.at)).double()
 
     def spread(self, valid: Tensor, batch: AdvantageInput) -> Tensor:
         """valid [V] back to [R], zero elsewhere, in the dtype of the rewards."""
-        out = torch.zeros_like(batch.rewards)
-        return out.index_copy_(0, self.at, valid.to(out.dtype))
+        narrow = valid.to(batch.rewards.dtype)
+        return narrow if self.at is None else torch.zeros_like(batch.rewards).index_copy_(0, self.at, narrow)
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,14 @@ def optimal_token_baseline(batch: AdvantageInput) -> tuple[Tensor, Tensor]:
     """
     tokens = ValidTokens.of(batch)
     sample = torch.repeat_interleave(batch.offsets[:-1], tokens.offsets.diff())
-    return _minus_optimal_baseline("optimal_token_baseline", batch, tokens, tokens.at - sample)
+    return _minus_optimal_baseline("optimal_token_baseline", batch, tokens, tokens.positions - sample)
 
 
 def tir_optimal_token_baseline(batch: AdvantageInput) -> tuple[Tensor, Tensor]:
     """`optimal_token_baseline` with t counting valid tokens only: turns of tools do not shift what is compared."""
     tokens = ValidTokens.of(batch)
     start = torch.repeat_interleave(tokens.offsets[:-1], tokens.offsets.diff())
-    time = torch.arange(tokens.at.numel(), device=start.device) - start
+    time = torch.arange(start.numel(), device=start.device) - start
     return _minus_optimal_baseline("tir_optimal_token_baseline", batch, tokens, time)
 
 

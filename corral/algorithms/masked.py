@@ -35,7 +35,7 @@ def standardised(x: Tensor, epsilon: float = 1e-8) -> Tensor:
     """
     wide = x.double()
     centred = wide - wide.sum() / max(wide.numel(), 1)
-    variance = centred.square().sum() / max(wide.numel() - 1, 1)
+    variance = centred.dot(centred) / max(wide.numel() - 1, 1)
     return centred * torch.rsqrt(variance + epsilon)
 
 

@@ -82,6 +82,6 @@ def test_rewards_are_credited_to_the_last_action_before_them() -> None:
     mask = [[False, True, False, False, True, False], [False], [True]]
     batch = batch_of([[7.0, 1.0, 2.0, 3.0, 4.0, 5.0], [9.0], [6.0]], mask, [0, 0, 0])
     tokens = ValidTokens.of(batch)
-    assert tokens.at.tolist() == [1, 4, 7]
+    assert tokens.positions.tolist() == [1, 4, 7]
     assert tokens.offsets.tolist() == [0, 2, 2, 3]
     assert tokens.rewards.tolist() == [6.0, 9.0, 6.0]
