@@ -23,6 +23,11 @@ _TOKEN_FIELDS = (
     "rollout_log_probs",
     "old_log_probs",
     "ref_log_probs",
+    "sum_pi_squared",
+    "rollout_is_weights",
+    "sequence_log_ratio",
+    "sequence_advantage",
+    "selected",
     "values",
     "scores",
     "rewards",
@@ -40,8 +45,10 @@ class Batch:
     tokens. row [S]: data row of the prompt; sample_index [S]: which of its n samples; group [S]: equal for one prompt.
     finish [S]: index into FINISH_REASONS. is_padding [S]: a no-op sample that no loss and no metric sees.
     The remaining token fields are [R] floats, None until their phase has run:
-    rollout_log_probs (engine), old_log_probs, ref_log_probs, values (prediction before the token), scores (reward, on
-    the last response token), rewards (scores with KL in reward), advantages, returns.
+    rollout_log_probs (engine), old_log_probs, ref_log_probs, sum_pi_squared (Σ π² of the distribution the token was
+    drawn from), rollout_is_weights (multiplies the policy loss), sequence_log_ratio, sequence_advantage and selected
+    (statistics of the mini-batch at its present weights, for losses that need them), values (prediction before the
+    token), scores (reward, on the last response token), rewards (scores with KL in reward), advantages, returns.
     """
 
     prompt_ids: Tensor
@@ -57,6 +64,11 @@ class Batch:
     rollout_log_probs: Tensor | None = None
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
+    sum_pi_squared: Tensor | None = None
+    rollout_is_weights: Tensor | None = None
+    sequence_log_ratio: Tensor | None = None
+    sequence_advantage: Tensor | None = None
+    selected: Tensor | None = None
     values: Tensor | None = None
     scores: Tensor | None = None
     rewards: Tensor | None = None

@@ -54,6 +54,17 @@ def build_parser() -> argparse.ArgumentParser:
     plan.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help=_OVERRIDES)
     plan.set_defaults(run=_plan)
 
+    config = commands.add_parser(
+        "config",
+        help="print the reference of all keys",
+        description="Print every key with its type, default, unit and meaning.",
+    )
+    config.add_argument("pattern", nargs="?", metavar="PATTERN", help="only keys that hold this text")
+    form = config.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as JSON")
+    form.add_argument("--markdown", action="store_true", help="as the page docs/keys.md, always with all keys")
+    config.set_defaults(run=_config)
+
     for group in (data, model, cluster, e2e):
         group.add_parsers(commands)
     return parser
@@ -72,4 +83,15 @@ def _plan(args: argparse.Namespace) -> int:
     overrides = [argument for argument in args.overrides if argument != "--json"]
     plan = resolve(overrides).plan
     print(as_json(plan) if args.json or "--json" in args.overrides else render(plan))
+    return 0
+
+
+def _config(args: argparse.Namespace) -> int:
+    from corral.config.reference import as_json, as_markdown, as_text, select
+
+    if args.markdown:
+        print(as_markdown(), end="")
+    else:
+        keys = select(args.pattern)
+        print(as_json(keys) if args.json else as_text(keys))
     return 0

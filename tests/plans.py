@@ -8,6 +8,7 @@ from corral.config.plan import (
     CriticUpdate,
     DataPlan,
     EnginePlan,
+    KLControl,
     MicroBatches,
     Model,
     Optimizer,
@@ -59,6 +60,6 @@ def tiny_plan(*, world: int = 1, sp: int = 1, path: str = "", dtype: str = "floa
         rollout=RolloutPlan("native", "native", world, 1, 64, 32, 64, False, 42, sampling, sampling, 1e-3),
         skip=SkipPlan(False, "", (), "cache"),
         reward=RewardPlan(None, "compute_score", {}, 1, 10.0),
-        algorithm=AlgorithmPlan("gae", 1.0, 1.0, False, "kl", 0.001),
+        algorithm=AlgorithmPlan("gae", 1.0, 1.0, False, "kl", KLControl("fixed", 0.001, 10000, 0.1)),
         trainer=TrainerPlan("p", "e", "", "", ("console",), 1, 1, 0, True, -1, -1, False, False, 100, None, 10.0),
     )

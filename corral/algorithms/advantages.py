@@ -2,77 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from corral.algorithms.masked import whiten
-from corral.algorithms.segments import discounted_suffix_sums, valid_offsets
+from corral.algorithms.advantage_input import AdvantageInput, Estimator
+from corral.algorithms.baselines import optimal_token_baseline, remax, tir_optimal_token_baseline
+from corral.algorithms.groups import (
+    gdpo,
+    gpg,
+    grpo,
+    grpo_passk,
+    opo,
+    reinforce_plus_plus_baseline,
+    rloo,
+)
+from corral.algorithms.hooks import load
+from corral.algorithms.returns import gae, reinforce_plus_plus
+from corral.errors import DataError
+
+__all__ = ["ALIASES", "ESTIMATORS", "TRAITS", "AdvantageInput", "Estimator", "Traits", "estimator"]
+
+ALIASES = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
+"""Other spellings; there is one implementation of each estimator."""
+
+_BY_NAME: dict[str, Estimator] = {
+    "gae": gae,
+    "grpo": grpo,
+    "grpo_passk": grpo_passk,
+    "gdpo": gdpo,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "rloo": rloo,
+    "opo": opo,
+    "remax": remax,
+    "gpg": gpg,
+    "optimal_token_baseline": optimal_token_baseline,
+    "tir_optimal_token_baseline": tir_optimal_token_baseline,
+}
+ESTIMATORS: dict[str, Estimator] = _BY_NAME | {alias: _BY_NAME[name] for alias, name in ALIASES.items()}
 
 
 @dataclass(frozen=True)
-class AdvantageInput:
-    """The whole batch of one step, before any split.
+class Traits:
+    """What an estimator needs beyond rewards and masks, and which settings change its result.
 
-    rewards [R]: per token; those at masked positions count too (see the estimator), so they must be finite.
-    values [R]: critic's prediction before each token, None for estimators without a critic. mask [R] bool: tokens of
-    the policy, all False on padding samples. offsets [S+1]. group [S]: equal for samples of one prompt. gamma, lam:
-    discount and GAE's λ.
+    needs_groups: at least 2 samples per prompt. needs_components: scores by reward key, which then replace the rewards
+    (reads_rewards False: a KL in the reward would have no effect).
     """
 
-    rewards: Tensor
-    values: Tensor | None
-    mask: Tensor
-    offsets: Tensor
-    group: Tensor
-    gamma: float
-    lam: float
+    needs_groups: bool = False
+    needs_critic: bool = False
+    needs_greedy_baseline: bool = False
+    needs_sum_pi_squared: bool = False
+    needs_components: bool = False
+    reads_rewards: bool = True
+    reads_gamma: bool = False
+    reads_lam: bool = False
+    reads_norm_by_std: bool = False
 
 
-Estimator = Callable[[AdvantageInput], tuple[Tensor, Tensor]]
-"""Gives (advantages [R], returns [R]) in the dtype of the rewards, both exact zero outside the mask."""
+_TRAITS = {
+    "gae": Traits(needs_critic=True, reads_gamma=True, reads_lam=True),
+    "grpo": Traits(needs_groups=True, reads_norm_by_std=True),
+    "grpo_passk": Traits(needs_groups=True, reads_norm_by_std=True),
+    "gdpo": Traits(needs_groups=True, needs_components=True, reads_rewards=False, reads_norm_by_std=True),
+    "reinforce_plus_plus": Traits(reads_gamma=True),
+    "reinforce_plus_plus_baseline": Traits(needs_groups=True),
+    "rloo": Traits(needs_groups=True),
+    "opo": Traits(needs_groups=True),
+    "remax": Traits(needs_greedy_baseline=True),
+    "gpg": Traits(needs_groups=True),
+    "optimal_token_baseline": Traits(needs_groups=True, needs_sum_pi_squared=True),
+    "tir_optimal_token_baseline": Traits(needs_groups=True, needs_sum_pi_squared=True),
+}
+TRAITS: dict[str, Traits] = _TRAITS | {alias: _TRAITS[name] for alias, name in ALIASES.items()}
 
 
-def gae(batch: AdvantageInput) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (Schulman et al., 2016, arXiv:1506.02438) over the policy's own tokens.
+def estimator(spec: str) -> Estimator:
+    """The estimator of that name, or the user's function at that import path, whose results are then checked.
 
-    Masked tokens (tool output, observations) are not actions: they are taken out of the row, so neither γ nor λ
-    counts them. A reward on a masked token is earned by what the policy did before it and is credited to the last
-    preceding valid token of the sample; a reward before the first valid token has no action to credit and is left
-    out. The value after a sample's last token is 0, also when it was cut off by length. returns = advantages + values
-    before whitening; advantages are then whitened over all valid tokens of the batch. Computed in float64.
-
-    Raises ValueError without values.
+    Raises ConfigError when there is none (see `hooks.load`).
     """
-    if batch.values is None:
-        raise ValueError("gae needs the critic's values")
-    mask, offsets = batch.mask, valid_offsets(batch.mask, batch.offsets)
-    rewards, values = _credited_rewards(batch, offsets), batch.values[mask].double()
-
-    next_values = torch.cat([values[1:], values.new_zeros(1)])[: values.numel()]
-    next_values[offsets[1:][offsets.diff() > 0] - 1] = 0
-    deltas = rewards + batch.gamma * next_values - values
-    advantages = discounted_suffix_sums(deltas, offsets, batch.gamma * batch.lam)
-
-    everything = torch.ones_like(advantages, dtype=torch.bool)
-    return _spread(whiten(advantages, everything), batch), _spread(advantages + values, batch)
+    found = load(spec, ESTIMATORS, "algorithm.adv_estimator")
+    return found if spec in ESTIMATORS else _Checked(spec, found)
 
 
-def _credited_rewards(batch: AdvantageInput, offsets: Tensor) -> Tensor:
-    """[valid tokens] float64: rewards, those of masked tokens added to the last valid token before them."""
-    owner = batch.mask.cumsum(0) - 1
-    has_owner = owner >= torch.repeat_interleave(offsets[:-1], batch.offsets.diff())
-    total = torch.zeros(int(offsets[-1]), dtype=torch.float64, device=batch.rewards.device)
-    return total.index_add_(0, owner[has_owner], batch.rewards[has_owner].double())
+@dataclass(frozen=True)
+class _Checked:
+    """A user's estimator. Calling it raises DataError unless it gives two finite tensors [R]; what it says about
+    masked tokens is dropped."""
 
+    spec: str
+    function: Estimator
 
-def _spread(valid: Tensor, batch: AdvantageInput) -> Tensor:
-    """[valid tokens] back to [R], zero elsewhere, in the dtype of the rewards."""
-    out = torch.zeros_like(batch.rewards)
-    out[batch.mask] = valid.to(out.dtype)
-    return out
+    def __call__(self, batch: AdvantageInput) -> tuple[Tensor, Tensor]:
+        result = self.function(batch)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise DataError(f"estimator {self.spec} returned {type(result).__name__}, expected (advantages, returns)")
+        advantages, returns = (
+            self._checked(name, x, batch) for name, x in zip(("advantages", "returns"), result, strict=True)
+        )
+        return advantages, returns
 
-
-ESTIMATORS: dict[str, Estimator] = {"gae": gae}
+    def _checked(self, name: str, x: Tensor, batch: AdvantageInput) -> Tensor:
+        if not isinstance(x, Tensor) or x.shape != batch.rewards.shape:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise DataError(f"estimator {self.spec}: {name} are {got}, expected a tensor {tuple(batch.rewards.shape)}")
+        chosen = torch.where(batch.mask, x.detach(), 0).to(batch.rewards.dtype)
+        strange = int((~chosen.isfinite()).sum())
+        if strange:
+            raise DataError(f"estimator {self.spec}: {strange} of {x.numel()} {name} are not finite")
+        return chosen

@@ -27,13 +27,22 @@ def masked_var(x: Tensor, mask: Tensor) -> Tensor:
     return (deviation * deviation).sum() / (mask.sum() - 1).clamp(min=1)
 
 
-def whiten(x: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """[n]: (x − mean) / √(variance + epsilon) over the valid tokens, exact zero outside the mask.
+def standardised(x: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """[n] float64: (x − mean) / √(variance + epsilon) over all n entries, variance unbiased; 0 for a single entry.
 
-    Works in float64 and returns x's dtype: otherwise the rounding of the mean of equal float32 values, divided by
-    √epsilon, would look like a signal. With one valid token the result is zero (mean-centred), with none it is all
-    zeros.
+    Works in float64: otherwise the rounding of the mean of equal float32 values, divided by √epsilon, would look like
+    a signal.
     """
-    wide = select(x, mask).double()
-    centred = select(wide - masked_mean(wide, mask), mask)
-    return (centred * torch.rsqrt(masked_var(wide, mask) + epsilon)).to(x.dtype)
+    wide = x.double()
+    centred = wide - wide.sum() / max(wide.numel(), 1)
+    variance = centred.dot(centred) / max(wide.numel() - 1, 1)
+    return centred * torch.rsqrt(variance + epsilon)
+
+
+def whiten(x: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """[n]: `standardised` over the valid tokens, in x's dtype; exact zero outside the mask.
+
+    With one valid token the result is zero (mean-centred), with none it is all zeros.
+    """
+    at = mask.nonzero().squeeze(1)
+    return torch.zeros_like(x).index_copy(0, at, standardised(x.index_select(0, at), epsilon).to(x.dtype))

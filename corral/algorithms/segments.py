@@ -7,9 +7,7 @@ from torch import Tensor
 
 from corral.algorithms.masked import select
 
-_BLOCK = (
-    64  # tokens handled by one row of a matrix product; a few hundred kFLOP per block, three levels for 4096² tokens
-)
+_BLOCK = 32  # tokens handled by one row of a matrix product; three levels of them for samples of 32³ tokens
 
 
 def sample_of_token(offsets: Tensor) -> Tensor:
@@ -34,17 +32,14 @@ def mean_of_sample_means(x: Tensor, mask: Tensor, offsets: Tensor) -> Tensor:
 def discounted_suffix_sums(x: Tensor, offsets: Tensor, decay: float) -> Tensor:
     """[R]: y_t = x_t + decay · y_{t+1} inside each sample of x [R], offsets [S+1]; 0 follows a sample's last token.
 
-    A scan in blocks: samples are cut into blocks of 64 tokens, one product with the triangular matrix of powers
-    solves all blocks at once, and the sums at the block starts obey the same recurrence with decay^64, solved by
-    recursion. Work is R · 64 multiplications, depth is log₆₄ of the longest sample. x must be finite.
+    A scan in blocks: samples are cut into blocks of 32 tokens, one product with the triangular matrix of powers
+    solves all blocks at once, and the sums at the block starts obey the same recurrence with decay^32, solved by
+    recursion. Work is R · 32 multiplications, depth is log₃₂ of the longest sample. x must be finite.
     """
     blocks = (offsets.diff() + _BLOCK - 1) // _BLOCK
     block_offsets = torch.cat([offsets.new_zeros(1), blocks.cumsum(0)])
-    # Where each token lies when every sample starts a new block; the gap behind a sample's last token stays zero.
-    shift = block_offsets[:-1] * _BLOCK - offsets[:-1]
-    slot = torch.arange(x.numel(), device=x.device) + torch.repeat_interleave(shift, offsets.diff())
-    grid = x.new_zeros(int(block_offsets[-1]) * _BLOCK)
-    grid[slot] = x
+    slot = _slots(offsets.diff(), block_offsets)
+    grid = x.new_zeros(int(block_offsets[-1]) * _BLOCK).index_copy_(0, slot, x)
 
     step = torch.arange(_BLOCK, device=x.device)
     exponent = step[:, None] - step[None, :]  # row: source token, column: target token
@@ -54,5 +49,14 @@ def discounted_suffix_sums(x: Tensor, offsets: Tensor, decay: float) -> Tensor:
         starts = discounted_suffix_sums(sums[:, 0], block_offsets, decay**_BLOCK)
         following = torch.cat([starts[1:], starts.new_zeros(1)])
         following[block_offsets[1:][blocks > 0] - 1] = 0
-        sums = sums + following[:, None] * base ** (_BLOCK - step)
-    return sums.reshape(-1)[slot]
+        sums.addcmul_(following[:, None], base ** (_BLOCK - step))
+    return sums.view(-1).index_select(0, slot)
+
+
+def _slots(lengths: Tensor, block_offsets: Tensor) -> Tensor:
+    """[R]: where each token lies when every sample starts a new block and leaves a gap behind its last token."""
+    behind = torch.arange(_BLOCK, device=lengths.device)
+    ends = block_offsets[1:, None] * _BLOCK - 1 - behind
+    taken = torch.ones(int(block_offsets[-1]) * _BLOCK, dtype=torch.bool, device=lengths.device)
+    taken[ends[behind < (-lengths % _BLOCK)[:, None]]] = False
+    return taken.nonzero().squeeze(1)

@@ -37,13 +37,7 @@ REPLACED: dict[str, str] = {
 """Global micro-batch sizes, which changed meaning with the world size → the per-device key to use instead."""
 
 NOT_YET: tuple[str, ...] = (
-    "algorithm.norm_adv_by_std_in_grpo",
-    "algorithm.filter_groups",
-    "algorithm.use_pf_ppo",
-    "algorithm.pf_ppo",
-    "algorithm.gdpo_reward_keys",
-    "algorithm.gdpo_reward_weights",
-    "algorithm.rollout_correction",
+    "algorithm.filter_groups.max_inflight_gen_batches",
     "data.gen_batch_size",
     "data.val_batch_size",
     "data.dataloader_num_workers",
@@ -56,8 +50,6 @@ NOT_YET: tuple[str, ...] = (
     "data.tool_config_path",
     f"{_ARR}.actor.checkpoint.load_contents",
     f"{_ARR}.actor.checkpoint.async_save",
-    f"{_ARR}.actor.tau_pos",
-    f"{_ARR}.actor.tau_neg",
     f"{_ARR}.actor.entropy_from_logits_with_chunking",
     f"{_ARR}.actor.entropy_checkpointing",
     f"{_ARR}.actor.fsdp_config.forward_prefetch",

@@ -68,6 +68,11 @@ def notices(plan: Plan) -> list[str]:
                 f"{trained.role}: a mini-batch of {samples} samples over DP {trained.dp} leaves ranks with no-op "
                 "samples only"
             )
+    if plan.algorithm.adv_estimator == "remax":
+        out.append(
+            f"remax: {plan.data.train_batch_size} greedy responses are generated in each iteration beside the "
+            f"{plan.samples_per_step} samples, as baselines"
+        )
     if plan.skip.enable and not plan.skip.steps:
         out.append("skip.rollout.enable=True without skip.rollout.steps records and replays nothing")
     return out

@@ -54,11 +54,15 @@ def _is_section(kind: Any) -> bool:
 def _wrong_type(override: Override) -> str:
     kind = leaves()[override.keys[0]].kind if override.keys[0] in leaves() else Any
     line = f"{override.given}={override.text}: expected {_in_words(kind)}"
-    if get_origin(kind) is list and not isinstance(override.value, list):
+    if _is_list(kind) and not isinstance(override.value, list):
         return f"{line}; write {shlex.quote(f'{override.given}=[{override.text}]')}"
     if kind is str:
         return f"{line}; write {quoted(override.given, override.text)}"
     return line
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) is list or any(get_origin(part) is list for part in get_args(kind))
 
 
 def _in_words(kind: Any) -> str:
@@ -69,7 +73,7 @@ def _in_words(kind: Any) -> str:
     if get_origin(kind) is dict:
         return "a mapping, {name: value}"
     if get_args(kind):
-        return " or ".join(words[part] for part in get_args(kind))
+        return " or ".join(_in_words(part) for part in get_args(kind))
     return words.get(kind, "another kind of value")
 
 

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from corral.config.engines import actor_engine, critic_engine, ref_engine
+from corral.config.objective import actor_update, algorithm_plan, critic_update, needs_critic
 from corral.config.paths import local_path
 from corral.config.plan import (
-    ActorUpdate,
-    AlgorithmPlan,
-    CriticUpdate,
     DataPlan,
     EnginePlan,
     Plan,
@@ -32,9 +30,7 @@ from corral.config.validate import listed
 from corral.errors import ConfigError
 from corral.platform import detect
 
-_ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
-_NORM = "seq-mean-token-sum-norm"
 _PROBE_TOLERANCE = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.2}
 """Log-prob gap that rounding alone explains, by compute dtype."""
 
@@ -47,28 +43,23 @@ def derive(config: Config, environ: Mapping[str, str]) -> Plan:
     device = detect().device if config.trainer.device == "auto" else config.trainer.device
     where, notices = topology(config.trainer, device, environ)
     actor = actor_engine(config, where)
-    critic = critic_engine(config, where) if _needs_critic(config) else None
+    critic = critic_engine(config, where) if needs_critic(config) else None
     rollout = _rollout(config, where, actor, notices)
     return Plan(
         topology=where,
         data=_data(config.data),
         actor=actor,
-        actor_update=_actor_update(config),
+        actor_update=actor_update(config),
         critic=critic,
-        critic_update=_critic_update(config) if critic else None,
+        critic_update=critic_update(config) if critic else None,
         ref=ref_engine(config, where) if _needs_ref(config) else None,
         rollout=rollout,
         skip=_skip(config, rollout),
         reward=_reward(config.reward),
-        algorithm=_algorithm(config),
-        trainer=_trainer(config, environ),
+        algorithm=algorithm_plan(config),
+        trainer=_trainer(config, environ, has_critic=critic is not None),
         notices=tuple(notices),
     )
-
-
-def _needs_critic(config: Config) -> bool:
-    enable = config.critic.enable
-    return config.algorithm.adv_estimator == "gae" if enable is None else enable
 
 
 def _needs_ref(config: Config) -> bool:
@@ -90,59 +81,6 @@ def _data(data: Data) -> DataPlan:
         train_max_samples=data.train_max_samples,
         val_max_samples=data.val_max_samples,
         apply_chat_template_kwargs=dict(data.apply_chat_template_kwargs),
-    )
-
-
-def _optimizer_steps(block: str, mini: int, epochs: int, train_batch: int) -> int:
-    """Optimizer steps of one iteration; every mini-batch has the same number of prompts."""
-    if train_batch % mini:
-        raise ConfigError(
-            f"data.train_batch_size={train_batch} is not a multiple of {block}.ppo_mini_batch_size={mini} (both count "
-            f"prompts); use {max(1, train_batch // mini) * mini} prompts, or a mini-batch that divides {train_batch}"
-        )
-    return train_batch // mini * epochs
-
-
-def _loss_scale(mode: str, factor: float | None, response_length: int) -> float | None:
-    """The norm mode divides by a length; the cap is the one length that does not depend on how a batch is cut."""
-    return float(response_length) if mode == _NORM and factor is None else factor
-
-
-def _actor_update(config: Config) -> ActorUpdate:
-    actor, data = config.actor_rollout_ref.actor, config.data
-    return ActorUpdate(
-        mini_batch_prompts=actor.ppo_mini_batch_size,
-        epochs=actor.ppo_epochs,
-        shuffle=actor.shuffle,
-        shuffle_seed=actor.data_loader_seed,
-        loss_mode=actor.policy_loss.loss_mode,
-        clip_ratio_low=actor.clip_ratio_low,
-        clip_ratio_high=actor.clip_ratio_high,
-        clip_ratio_c=actor.clip_ratio_c,
-        loss_agg_mode=actor.loss_agg_mode,
-        loss_scale_factor=_loss_scale(actor.loss_agg_mode, actor.loss_scale_factor, data.max_response_length),
-        entropy_coeff=actor.entropy_coeff,
-        calculate_entropy=actor.calculate_entropy,
-        use_kl_loss=actor.use_kl_loss,
-        kl_loss_coef=actor.kl_loss_coef,
-        kl_loss_type=actor.kl_loss_type,
-        optimizer_steps=_optimizer_steps(_ACTOR, actor.ppo_mini_batch_size, actor.ppo_epochs, data.train_batch_size),
-    )
-
-
-def _critic_update(config: Config) -> CriticUpdate:
-    critic, data = config.critic, config.data
-    return CriticUpdate(
-        mini_batch_prompts=critic.ppo_mini_batch_size,
-        epochs=critic.ppo_epochs,
-        shuffle=critic.shuffle,
-        shuffle_seed=critic.data_loader_seed,
-        cliprange_value=critic.cliprange_value,
-        loss_agg_mode=critic.loss_agg_mode,
-        loss_scale_factor=_loss_scale(critic.loss_agg_mode, critic.loss_scale_factor, data.max_response_length),
-        optimizer_steps=_optimizer_steps(
-            "critic", critic.ppo_mini_batch_size, critic.ppo_epochs, data.train_batch_size
-        ),
     )
 
 
@@ -233,19 +171,7 @@ def _function_source(path: str | None) -> str | None:
     return file
 
 
-def _algorithm(config: Config) -> AlgorithmPlan:
-    algorithm = config.algorithm
-    return AlgorithmPlan(
-        adv_estimator=algorithm.adv_estimator,
-        gamma=algorithm.gamma,
-        lam=algorithm.lam,
-        use_kl_in_reward=algorithm.use_kl_in_reward,
-        kl_penalty=algorithm.kl_penalty,
-        kl_coef=algorithm.kl_ctrl.kl_coef,
-    )
-
-
-def _trainer(config: Config, environ: Mapping[str, str]) -> TrainerPlan:
+def _trainer(config: Config, environ: Mapping[str, str], *, has_critic: bool) -> TrainerPlan:
     trainer: Trainer = config.trainer
     folder = local_path(trainer.default_local_dir)
     records = environ.get("CORRAL_RUN_DIR")
@@ -258,7 +184,7 @@ def _trainer(config: Config, environ: Mapping[str, str]) -> TrainerPlan:
         logger=listed(trainer.logger),
         total_epochs=trainer.total_epochs,
         total_training_steps=trainer.total_training_steps,
-        critic_warmup=trainer.critic_warmup,
+        critic_warmup=trainer.critic_warmup if has_critic else 0,
         balance_batch=trainer.balance_batch,
         save_freq=trainer.save_freq,
         test_freq=trainer.test_freq,

@@ -20,6 +20,10 @@ from corral.config.aliases import ALIASES, NOT_YET, REPLACED, canonical
 from corral.config.schema.root import leaves
 from corral.errors import ConfigError
 
+BANDS = tuple(f"algorithm.rollout_correction.{name}_threshold" for name in ("rollout_is", "rollout_rs"))
+"""Keys that take low_high beside a number."""
+_BRACKETS = r"""[][\s"']"""
+
 
 @dataclass(frozen=True)
 class Override:
@@ -33,7 +37,15 @@ class Override:
     def arguments(self) -> list[str]:
         """The same assignment under the schema's own keys; open blocks take keys that are not there yet."""
         known = leaves()
-        return [f"{'' if key in known and not known[key].is_open else '++'}{key}={self.text}" for key in self.keys]
+        return [
+            f"{'' if key in known and not known[key].is_open else '++'}{key}={self._text_for(key)}" for key in self.keys
+        ]
+
+    def _text_for(self, key: str) -> str:
+        """A band keeps its letters: Hydra's grammar reads 0.5_2 as the number 0.52."""
+        if key not in BANDS or self.value is None or "${" in self.text:
+            return self.text
+        return f'"{re.sub(_BRACKETS, "", self.text)}"'
 
 
 def parse(arguments: Sequence[str]) -> list[Override]:

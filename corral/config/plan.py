@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from corral.config.reads import Recorded
+
 
 @dataclass(frozen=True)
-class Topology:
+class Topology(Recorded):
     """Where the run happens. `launcher` is "in_process" (world 1, no Ray) or "ray"."""
 
     device: str  # cpu | cuda | npu
@@ -26,7 +28,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class MicroBatches:
+class MicroBatches(Recorded):
     """How the samples of one rank are cut into forward passes. Exactly one of the two limits applies."""
 
     token_budget: int | None  # dynamic: tokens of one packed row before the sequence-parallel split
@@ -34,7 +36,7 @@ class MicroBatches:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Recorded):
     """AdamW and its schedule. Steps are iterations of the trainer; the horizon is known once the data is."""
 
     lr: float
@@ -49,7 +51,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Recorded):
     """A transformers model folder and how to load it."""
 
     path: str
@@ -60,7 +62,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class EnginePlan:
+class EnginePlan(Recorded):
     """One model that trains or scores: actor, critic or reference."""
 
     role: str  # actor | critic | ref
@@ -80,7 +82,21 @@ class EnginePlan:
 
 
 @dataclass(frozen=True)
-class ActorUpdate:
+class PolicyLossOptions(Recorded):
+    """Settings of single policy losses; each loss's docstring says which it reads."""
+
+    tau_pos: float = 1.0  # sapo
+    tau_neg: float = 1.05
+    clip_cov_ratio: float = 2e-4  # clip_cov: share of tokens whose gradient is dropped
+    clip_cov_lb: float = 1.0
+    clip_cov_ub: float = 5.0
+    kl_cov_ratio: float = 2e-4  # kl_cov: share of tokens that get the penalty
+    ppo_kl_coef: float = 0.1
+    dro_beta: float | None = None
+
+
+@dataclass(frozen=True)
+class ActorUpdate(Recorded):
     """The policy objective and how an iteration is cut into optimizer steps."""
 
     mini_batch_prompts: int
@@ -99,10 +115,12 @@ class ActorUpdate:
     kl_loss_coef: float
     kl_loss_type: str
     optimizer_steps: int  # per iteration
+    options: PolicyLossOptions = PolicyLossOptions()
+    selection_seed: int = 42  # of losses that pick tokens at random
 
 
 @dataclass(frozen=True)
-class CriticUpdate:
+class CriticUpdate(Recorded):
     """The value objective and how an iteration is cut into optimizer steps."""
 
     mini_batch_prompts: int
@@ -116,7 +134,7 @@ class CriticUpdate:
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Recorded):
     """How the next token is drawn. top_k -1: all tokens. temperature 0 or do_sample False: greedy."""
 
     temperature: float
@@ -132,7 +150,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class RolloutPlan:
+class RolloutPlan(Recorded):
     """The engine that generates, and how many copies of it."""
 
     name: str  # what runs: native
@@ -150,7 +168,7 @@ class RolloutPlan:
 
 
 @dataclass(frozen=True)
-class SkipPlan:
+class SkipPlan(Recorded):
     """Record and replay of generations (skip.rollout). `dump_dir` is the folder of this experiment and its lengths."""
 
     enable: bool
@@ -160,7 +178,7 @@ class SkipPlan:
 
 
 @dataclass(frozen=True)
-class DataPlan:
+class DataPlan(Recorded):
     train_files: tuple[str, ...]
     val_files: tuple[str, ...]
     prompt_key: str
@@ -177,7 +195,7 @@ class DataPlan:
 
 
 @dataclass(frozen=True)
-class RewardPlan:
+class RewardPlan(Recorded):
     """Custom function by file path or module, else the scorer named by data_source."""
 
     custom_path: str | None
@@ -188,17 +206,73 @@ class RewardPlan:
 
 
 @dataclass(frozen=True)
-class AlgorithmPlan:
-    adv_estimator: str
+class KLControl(Recorded):
+    """Coefficient of the KL in reward. fixed: kl_coef; adaptive: follows target_kl (Ziegler et al., 2019)."""
+
+    type: str  # fixed | adaptive
+    kl_coef: float
+    horizon: int  # samples
+    target_kl: float
+
+
+@dataclass(frozen=True)
+class FilterGroups(Recorded):
+    """Dynamic sampling (DAPO): groups whose metric does not vary are dropped and further prompts generated."""
+
+    metric: str  # score | reward | a key of the scorer's extra values, such as acc
+    max_num_gen_batches: int  # 0: no limit
+
+
+@dataclass(frozen=True)
+class PFPPO(Recorded):
+    """Resampling of samples after advantages are known."""
+
+    reweight_method: str  # pow | max_min | max_random
+    weight_pow: float
+
+
+@dataclass(frozen=True)
+class Rejection(Recorded):
+    """One criterion of rollout rejection, such as seq_mean_k1, and the band it has to lie in."""
+
+    criterion: str  # {token,seq_sum,seq_mean,seq_max}_{k1,k2,k3}
+    lower: float | None
+    upper: float
+
+
+@dataclass(frozen=True)
+class RolloutCorrection(Recorded):
+    """What is done about engine and trainer disagreeing on log-probs."""
+
+    rollout_is: str | None  # token | sequence
+    lower: float | None  # None: truncate above `upper`; else weights outside the band are zero
+    upper: float
+    batch_normalize: bool
+    rejections: tuple[Rejection, ...]
+    bypass_mode: bool  # old log-probs are the engine's; no pass recomputes them
+    loss_type: str  # bypass_mode: ppo_clip | reinforce
+
+
+@dataclass(frozen=True)
+class AlgorithmPlan(Recorded):
+    adv_estimator: str  # a name, or an import path of a user's function
     gamma: float
     lam: float
     use_kl_in_reward: bool
     kl_penalty: str
-    kl_coef: float
+    kl_ctrl: KLControl
+    norm_adv_by_std_in_grpo: bool = True
+    gdpo_reward_keys: tuple[str, ...] = ()
+    gdpo_reward_weights: tuple[float, ...] = ()
+    filter_groups: FilterGroups | None = None
+    pf_ppo: PFPPO | None = None
+    rollout_correction: RolloutCorrection | None = None
+    sum_pi_squared: bool = False  # the estimator reads Σ π² of the distribution each token was drawn from
+    seed: int = 42  # of resampling
 
 
 @dataclass(frozen=True)
-class TrainerPlan:
+class TrainerPlan(Recorded):
     project_name: str
     experiment_name: str
     run_dir: str  # records: plan, configuration, metrics, traces, logs
@@ -238,7 +312,7 @@ class Unused:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Recorded):
     """The whole run. Optimizer steps, budgets and degrees are final; nothing downstream recomputes them."""
 
     topology: Topology

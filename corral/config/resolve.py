@@ -14,17 +14,23 @@ from corral.config.derive import derive
 from corral.config.memory import estimate
 from corral.config.overrides import parse
 from corral.config.plan import Plan
-from corral.config.schema.root import leaves
+from corral.config.reads import name_fields
+from corral.config.schema.root import Config, leaves
+from corral.config.spellings import spellings
 from corral.config.unused import unused
 from corral.config.validate import Values, check_values
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """The plan, and the configuration it came from as plain data (the content of config.yaml)."""
+    """The plan, and the configuration it came from: as plain data (the content of config.yaml) and typed; the keys the
+    user set, under their own names."""
 
     plan: Plan
     config: dict[str, Any]
+    typed: Config
+    given: frozenset[str]
+    environ: Mapping[str, str]
 
 
 def resolve(overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -> Resolved:
@@ -38,11 +44,16 @@ def resolve(overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -
     values = flatten(plain)
     check_values(values)
     plan = derive(config, environ)
-    check_files(plan, frozenset(key for override in parsed for key in override.keys))
+    given = frozenset(key for override in parsed for key in override.keys)
+    check_files(plan, given)
     plan = replace(
-        plan, memory=estimate(plan), notices=plan.notices + tuple(notices(plan)), unused=unused(parsed, values, plan)
+        plan,
+        memory=estimate(plan),
+        notices=plan.notices + tuple(spellings(parsed, values)) + tuple(notices(plan)),
+        unused=unused(parsed, values, plan),
     )
-    return Resolved(plan, plain)
+    name_fields(plan)
+    return Resolved(plan, plain, config, given, environ)
 
 
 def flatten(plain: dict[str, Any]) -> Values:

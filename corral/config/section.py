@@ -1,25 +1,14 @@
-"""The base of every schema section: documented fields whose reads are recorded.
-
-A key is "used" when something read it, not when a list says so. Every schema dataclass therefore records which of its
-fields were read since it was built; `read_keys` collects them.
-"""
+"""The base of every schema section, and its documented fields."""
 
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
-
-_READS = "_reads"
 
 
 class Section:
-    """A schema dataclass that remembers which of its fields were read."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_"):
-            object.__getattribute__(self, "__dict__").setdefault(_READS, set()).add(name)
-        return object.__getattribute__(self, name)
+    """A schema dataclass: keys and nested sections."""
 
 
 def key(default: Any, doc: str, unit: str | None = None) -> Any:
@@ -33,19 +22,6 @@ def key(default: Any, doc: str, unit: str | None = None) -> Any:
 def section(kind: type[Section], doc: str = "", **defaults: Any) -> Any:
     """A nested section; `defaults` replace some of its own defaults (the critic's learning rate)."""
     return field(default_factory=lambda: kind(**defaults), metadata={"doc": doc, "unit": None})
-
-
-def read_keys(node: Section, prefix: str = "") -> set[str]:
-    """Full dotted names of the leaves that were read since `node` was built."""
-    held = object.__getattribute__(node, "__dict__")
-    out: set[str] = set()
-    for item in fields(node):  # type: ignore[arg-type]  # every Section subclass is a dataclass
-        value = held[item.name]
-        if isinstance(value, Section):
-            out |= read_keys(value, f"{prefix}{item.name}.")
-        elif item.name in held.get(_READS, ()):
-            out.add(f"{prefix}{item.name}")
-    return out
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from corral.config.plan import EnginePlan, MicroBatches, Optimizer, Plan, Sampling
+from corral.config import names
+from corral.config.plan import AlgorithmPlan, EnginePlan, MicroBatches, Optimizer, Plan, Sampling
 
 Row = tuple[str, str]
 
@@ -56,8 +57,7 @@ def _iteration(plan: Plan) -> list[Row]:
         ),
         (
             "advantages",
-            f"{plan.algorithm.adv_estimator}, gamma {plan.algorithm.gamma:g}, lambda {plan.algorithm.lam:g}"
-            + (f", {plan.algorithm.kl_coef:g} × KL in the reward" if plan.algorithm.use_kl_in_reward else ""),
+            _advantages(plan.algorithm),
         ),
         (
             "actor update",
@@ -73,7 +73,43 @@ def _iteration(plan: Plan) -> list[Row]:
                 f"{critic.loss_agg_mode}",
             )
         )
-    return rows
+    return [*rows, *_correction(plan)]
+
+
+def _advantages(algorithm: AlgorithmPlan) -> str:
+    facts = names.ESTIMATORS.get(algorithm.adv_estimator)
+    parts = [algorithm.adv_estimator]
+    if facts is None or "gamma" in facts.reads:
+        parts.append(f"gamma {algorithm.gamma:g}")
+    if facts is None or "lam" in facts.reads:
+        parts.append(f"lambda {algorithm.lam:g}")
+    if facts and "norm_adv_by_std_in_grpo" in facts.reads and not algorithm.norm_adv_by_std_in_grpo:
+        parts.append("not divided by the standard deviation")
+    if algorithm.gdpo_reward_keys:
+        weighed = zip(algorithm.gdpo_reward_weights, algorithm.gdpo_reward_keys, strict=True)
+        parts.append(" + ".join(f"{weight:g} × {key}" for weight, key in weighed))
+    if algorithm.use_kl_in_reward:
+        parts.append(f"{algorithm.kl_ctrl.kl_coef:g} × KL in the reward ({algorithm.kl_ctrl.type})")
+    if algorithm.filter_groups:
+        parts.append(f"only groups whose {algorithm.filter_groups.metric} varies")
+    if algorithm.pf_ppo:
+        parts.append(f"resampled by {algorithm.pf_ppo.reweight_method}")
+    return ", ".join(parts)
+
+
+def _correction(plan: Plan) -> list[Row]:
+    correction = plan.algorithm.rollout_correction
+    if correction is None:
+        return []
+    parts = [f"old log-probs of the engine, {correction.loss_type}"] if correction.bypass_mode else []
+    if correction.rollout_is:
+        lower, upper = correction.lower, f"{correction.upper:g}"
+        bound = f"cut to {upper}" if lower is None else f"zero outside {lower:g} to {upper}"
+        parts.append(f"weights by {correction.rollout_is}, {bound}")
+    for rule in correction.rejections:
+        allowed = f"up to {rule.upper:g}" if rule.lower is None else f"{rule.lower:g} to {rule.upper:g}"
+        parts.append(f"{rule.criterion} {allowed}")
+    return [("correction", "; ".join(parts))]
 
 
 def _engines(plan: Plan) -> list[Row]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from corral.config import names
+from corral.config.combinations import check_combinations, check_functions
 from corral.config.names import check_name
 from corral.errors import ConfigError
 
@@ -17,11 +18,12 @@ _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _REF = "actor_rollout_ref.ref"
 
-_NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "algorithm.adv_estimator": (names.ESTIMATORS, names.ESTIMATORS_LATER),
+CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "algorithm.kl_penalty": (names.KL_ESTIMATORS, ("full",)),
-    "algorithm.kl_ctrl.type": (("fixed",), ("adaptive",)),
-    f"{_ACTOR}.policy_loss.loss_mode": (names.LOSSES, names.LOSSES_LATER),
+    "algorithm.kl_ctrl.type": (names.KL_CONTROLLERS, ()),
+    "algorithm.pf_ppo.reweight_method": (names.REWEIGHT_METHODS, ()),
+    "algorithm.rollout_correction.rollout_is": (names.CORRECTION_LEVELS, ()),
+    "algorithm.rollout_correction.loss_type": (names.BYPASS_LOSSES, ()),
     f"{_ACTOR}.loss_agg_mode": (names.AGGREGATIONS, ()),
     f"{_ACTOR}.kl_loss_type": (names.KL_ESTIMATORS, ("full",)),
     f"{_ACTOR}.strategy": (names.STRATEGIES, names.STRATEGIES_LATER),
@@ -44,6 +46,7 @@ _AT_LEAST_ONE = (
     "trainer.n_gpus_per_node",
     "trainer.total_epochs",
     "trainer.total_training_steps",
+    "algorithm.kl_ctrl.horizon",
     "data.train_batch_size",
     "data.max_prompt_length",
     "data.max_response_length",
@@ -71,6 +74,10 @@ _AT_LEAST_ONE = (
     "reward.num_workers",
 )
 _ABOVE_ZERO = (
+    "algorithm.kl_ctrl.target_kl",
+    f"{_ACTOR}.tau_pos",
+    f"{_ACTOR}.tau_neg",
+    f"{_ACTOR}.policy_loss.dro_beta",
     f"{_ACTOR}.optim.lr",
     f"{_ACTOR}.optim.clip_grad",
     f"{_ACTOR}.optim.num_cycles",
@@ -90,7 +97,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "algorithm.gamma": (0, 1),
     "algorithm.lam": (0, 1),
     "algorithm.kl_ctrl.kl_coef": (0, math.inf),
+    "algorithm.pf_ppo.weight_pow": (0, math.inf),
+    "algorithm.filter_groups.max_num_gen_batches": (0, math.inf),
     f"{_ACTOR}.clip_ratio_low": (0, 1),
+    f"{_ACTOR}.policy_loss.clip_cov_ratio": (0, 1),
+    f"{_ACTOR}.policy_loss.clip_cov_lb": (-math.inf, math.inf),
+    f"{_ACTOR}.policy_loss.clip_cov_ub": (-math.inf, math.inf),
+    f"{_ACTOR}.policy_loss.kl_cov_ratio": (0, 1),
+    f"{_ACTOR}.policy_loss.ppo_kl_coef": (0, math.inf),
     f"{_ACTOR}.entropy_coeff": (-math.inf, math.inf),
     f"{_ACTOR}.kl_loss_coef": (0, math.inf),
     f"{_ROLLOUT}.val_kwargs.temperature": (0, math.inf),
@@ -107,12 +121,14 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 def check_values(values: Values) -> None:
     """Raise ConfigError for the first name, number or flag that cannot run whatever the others are."""
-    for key, (known, later) in _NAMES.items():
+    for key, (known, later) in CHOICES.items():
         if values[key] is not None:
             check_name(key, values[key], known, later)
     for logger in listed(values["trainer.logger"]):
         check_name("trainer.logger", logger, names.LOGGERS, names.LOGGERS_LATER)
+    check_functions(values)
     _check_numbers(values)
+    check_combinations(values)
     _check_sampling(values)
     _check_models(values)
     _check_unavailable(values)
@@ -182,10 +198,6 @@ def _check_unavailable(values: Values) -> None:
         raise ConfigError(
             f"trainer.save_freq={values['trainer.save_freq']} with {_ACTOR}.checkpoint.save_contents={contents}: this "
             f"version saves weights only, without resume; set '{_ACTOR}.checkpoint.save_contents=[hf_model]'"
-        )
-    if values["critic.enable"] is False and values["algorithm.adv_estimator"] == "gae":
-        raise ConfigError(
-            "critic.enable=False with algorithm.adv_estimator=gae: GAE needs the critic's values; remove it"
         )
 
 

@@ -24,7 +24,7 @@ from corral.config.plan import EnginePlan
 from corral.engine.attention import CONTEXT, PackedAttention
 from corral.engine.distributed import device_of, parallel
 from corral.engine.export import full_tensor, full_weights, write_folder
-from corral.engine.log_probs import at_least_float32, log_probs_and_entropy
+from corral.engine.log_probs import at_least_float32, log_probs_and_entropy, sum_pi_squared
 from corral.engine.losses import Objective
 from corral.engine.model import build_model
 from corral.engine.offload import Parking
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _FLOAT_FIELDS = (
     *("rollout_log_probs", "old_log_probs", "ref_log_probs", "values"),
+    *("rollout_is_weights", "sequence_log_ratio", "sequence_advantage", "selected"),
     *("scores", "rewards", "advantages", "returns"),
 )
 
@@ -88,19 +89,25 @@ class Engine:
 
     @torch.no_grad()
     def infer(
-        self, batch: Batch, micro: list[list[int]], *, temperature: float = 1.0, entropy: bool = False
+        self,
+        batch: Batch,
+        micro: list[list[int]],
+        *,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        sum_pi_squared: bool = False,
     ) -> dict[str, Tensor]:
         """Per-token results [R] on the CPU, complete on every rank of the sequence group.
 
-        {"log_probs", and "entropy" if asked for} of actor and reference, {"values"} of a critic (prediction before
-        the token). micro: samples of each packed row; each sample of the batch in exactly one.
+        {"log_probs", and "entropy" and "sum_pi_squared" if asked for} of actor and reference, {"values"} of a critic
+        (prediction before the token). micro: samples of each packed row; each sample of the batch in exactly one.
         """
         if sorted(i for row in micro for i in row) != list(range(len(batch))):
             raise ValueError("micro-batches have to hold each sample of the batch exactly once")
         self.module.eval()
         results: dict[str, Tensor] = {}
         for samples in micro:
-            row, predicted = self._forward(batch, samples, temperature, entropy)
+            row, predicted = self._forward(batch, samples, temperature, entropy, squares=sum_pi_squared)
             for name, values in predicted.items():
                 if name not in results:
                     results[name] = torch.zeros(batch.response_ids.numel(), dtype=values.dtype)
@@ -112,7 +119,7 @@ class Engine:
         return results
 
     def _forward(
-        self, batch: Batch, samples: list[int], temperature: float, entropy: bool
+        self, batch: Batch, samples: list[int], temperature: float, entropy: bool, *, squares: bool = False
     ) -> tuple[PackedRow, dict[str, Tensor]]:
         """This rank's slice of one packed row, and the model's predictions [n] for it."""
         at = self.parallel
@@ -130,7 +137,12 @@ class Engine:
             # Only positions that predict a response token reach the vocabulary projection.
             logits = self.module(**inputs, logits_to_keep=row.predict_at).logits[0]
         log_probs, entropies = self._log_probs(logits, row.targets, temperature, entropy)
-        return row, {"log_probs": log_probs} if entropies is None else {"log_probs": log_probs, "entropy": entropies}
+        predicted = {"log_probs": log_probs}
+        if entropies is not None:
+            predicted["entropy"] = entropies
+        if squares:
+            predicted["sum_pi_squared"] = sum_pi_squared(logits, temperature)
+        return row, predicted
 
     # Training ------------------------------------------------------------------------------------------------------
 

@@ -23,3 +23,17 @@ def log_probs_and_entropy(
     if not entropy:
         return log_probs, None
     return log_probs, -(distribution.exp() * distribution).sum(dim=-1)
+
+
+@torch.no_grad()
+def sum_pi_squared(logits: Tensor, temperature: float, rows: int = 1024) -> Tensor:
+    """Σ π² [n] of π = softmax(logits [n, V] / temperature): the chance that two draws are the same token.
+
+    `rows` tokens at a time, so that it never holds a second matrix of the size of the logits. Float32, or float64
+    for float64 logits.
+    """
+    parts = [
+        torch.softmax(at_least_float32(part) / temperature, dim=-1).square().sum(dim=-1)
+        for part in torch.split(logits, rows)
+    ]
+    return torch.cat(parts)

@@ -17,10 +17,14 @@ from torch import Tensor
 from corral.algorithms.aggregate import Denominators, loss_mask, token_weights
 from corral.algorithms.kl import kl
 from corral.algorithms.masked import select
-from corral.algorithms.policy_losses import POLICY_LOSSES, PolicyLossInput
+from corral.algorithms.policy_losses import policy_loss
+from corral.algorithms.policy_losses_interface import PolicyLoss, PolicyLossInput, StatisticsInput
+from corral.algorithms.policy_losses_selection import token_draws
 from corral.algorithms.value_loss import clipped_value_loss
 from corral.batch import Batch
-from corral.config.plan import ActorUpdate, CriticUpdate
+from corral.config.plan import ActorUpdate, CriticUpdate, RolloutCorrection
+
+_STATISTICS = ("sequence_log_ratio", "sequence_advantage", "selected")
 
 Tokens = Mapping[str, Tensor]
 """[n] for each of a slice's n response tokens: mask (bool), weight (from `token_weights`), the batch's float
@@ -53,34 +57,31 @@ class Objective(Protocol):
 class ActorObjective:
     """Policy loss − entropy_coeff · entropy + kl_loss_coef · KL to the reference, all aggregated alike.
 
-    predicted: log_probs [n], entropy [n] if needs_entropy. tokens: old_log_probs, advantages, ref_log_probs
-    if use_kl_loss. Statistics: loss, pg_loss, kl_loss (if used), entropy_loss (if computed); pg_clipfrac,
-    pg_clipfrac_lower, ppo_kl are token means.
+    correction: settings of rollout correction. predicted: log_probs [n], entropy [n] if needs_entropy. tokens:
+    old_log_probs, advantages, ref_log_probs if use_kl_loss, rollout_is_weights if there are any (they multiply the
+    policy loss), and what `with_statistics` adds. Statistics: loss, pg_loss, kl_loss (if used), entropy_loss (if
+    computed); those of the policy loss, such as pg_clipfrac and ppo_kl, are token means.
     """
 
     update: ActorUpdate
     denominators: Denominators
+    correction: RolloutCorrection | None = None
 
     @property
     def needs_entropy(self) -> bool:
         return self.update.calculate_entropy or self.update.entropy_coeff != 0
 
+    @property
+    def policy_loss(self) -> PolicyLoss:
+        return policy_loss(self.update.loss_mode, self.correction)
+
     def token_weights(self, batch: Batch) -> Tensor:
-        return _weights(self.update, batch, self.denominators, batch.advantages)
+        mode = self.policy_loss.aggregation or self.update.loss_agg_mode
+        return _weights(self.update, mode, batch, self.denominators, batch.advantages)
 
     def __call__(self, predicted: Mapping[str, Tensor], tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         mask, weight = _seen(tokens), tokens["weight"]
-        policy, happened = POLICY_LOSSES[self.update.loss_mode](
-            PolicyLossInput(
-                log_probs=predicted["log_probs"],
-                old_log_probs=tokens["old_log_probs"],
-                advantages=tokens["advantages"],
-                mask=mask,
-                clip_low=self.update.clip_ratio_low,
-                clip_high=self.update.clip_ratio_high,
-                clip_c=self.update.clip_ratio_c,
-            )
-        )
+        policy, happened = self._policy(predicted["log_probs"], tokens, mask)
         terms = {"pg_loss": (weight * policy).sum()}
         loss = terms["pg_loss"]
         if self.needs_entropy:
@@ -93,10 +94,69 @@ class ActorObjective:
             loss = loss + self.update.kl_loss_coef * terms["kl_loss"]
         return loss, {
             **{name: term.detach() for name, term in {**terms, "loss": loss}.items()},
-            "pg_clipfrac": _token_mean(happened["clipped"], self.denominators),
-            "pg_clipfrac_lower": _token_mean(happened["clipped_lower"], self.denominators),
-            "ppo_kl": _token_mean(happened["kl"], self.denominators),
+            **{
+                name: _token_mean(select(x.detach().to(weight.dtype), mask), self.denominators)
+                for name, x in happened.items()
+            },
         }
+
+    def _policy(self, log_probs: Tensor, tokens: Tokens, mask: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The policy loss [n] with its importance weights, and its statistics [n]."""
+        per_token, happened = self.policy_loss.loss(
+            PolicyLossInput(
+                log_probs=log_probs,
+                old_log_probs=tokens["old_log_probs"],
+                advantages=tokens["advantages"],
+                mask=mask,
+                clip_low=self.update.clip_ratio_low,
+                clip_high=self.update.clip_ratio_high,
+                clip_c=self.update.clip_ratio_c,
+                options=self.update.options,
+                **{name: tokens[name] for name in _STATISTICS if name in tokens},
+            )
+        )
+        if "rollout_is_weights" in tokens:
+            per_token = per_token * select(tokens["rollout_is_weights"], mask)
+        return per_token, happened
+
+
+def needs_statistics(update: ActorUpdate, correction: RolloutCorrection | None) -> bool:
+    """Whether the policy loss has to know the present log-probs of a whole mini-batch before its optimizer step."""
+    return policy_loss(update.loss_mode, correction).statistics is not None
+
+
+def with_statistics(
+    mini_batch: Batch,
+    log_probs: Tensor,
+    update: ActorUpdate,
+    correction: RolloutCorrection | None,
+    key: tuple[int, ...],
+) -> Batch:
+    """The whole mini-batch with what its policy loss has to know of it, from log_probs [R] at the present weights.
+
+    key: of the random choice, together with the update's selection_seed: the step, and which of the step's mini-batches
+    this is.
+    """
+    statistics = policy_loss(update.loss_mode, correction).statistics
+    assert statistics is not None
+    assert mini_batch.old_log_probs is not None
+    assert mini_batch.advantages is not None
+    found = statistics(
+        StatisticsInput(
+            log_probs=log_probs,
+            old_log_probs=mini_batch.old_log_probs,
+            advantages=mini_batch.advantages,
+            mask=loss_mask(mini_batch),
+            offsets=mini_batch.response_offsets,
+            clip_low=update.clip_ratio_low,
+            clip_high=update.clip_ratio_high,
+            clip_c=update.clip_ratio_c,
+            options=update.options,
+            draw=token_draws(mini_batch, update.selection_seed, *key),
+            correction=correction,
+        )
+    )
+    return mini_batch.with_fields(**found)
 
 
 @dataclass(frozen=True)
@@ -114,7 +174,7 @@ class CriticObjective:
         return False
 
     def token_weights(self, batch: Batch) -> Tensor:
-        return _weights(self.update, batch, self.denominators, batch.returns)
+        return _weights(self.update, self.update.loss_agg_mode, batch, self.denominators, batch.returns)
 
     def __call__(self, predicted: Mapping[str, Tensor], tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         mask, values = _seen(tokens), predicted["values"]
@@ -131,9 +191,9 @@ class CriticObjective:
 
 
 def _weights(
-    update: ActorUpdate | CriticUpdate, batch: Batch, denominators: Denominators, like: Tensor | None
+    update: ActorUpdate | CriticUpdate, mode: str, batch: Batch, denominators: Denominators, like: Tensor | None
 ) -> Tensor:
-    mode, scale = update.loss_agg_mode, update.loss_scale_factor
+    scale = update.loss_scale_factor
     dtype = torch.float32 if like is None else like.dtype
     return token_weights(mode, loss_mask(batch), batch.response_offsets, denominators, scale, dtype=dtype)
 

@@ -82,12 +82,13 @@ class Replay:
         below = [s for s in steps if s < step]
         return self._folder / str(max(below) if below else min(steps))
 
-    def load(self, path: Path, expected: Fingerprint, *, step: int, requests: Sequence[Request]) -> Batch:
+    def load(self, path: Path, expected: Fingerprint, *, step: int, requests: Sequence[Request] | None) -> Batch:
         """The recorded samples, without rewards. Raises DumpMismatch that lists every difference; nothing is half used.
 
         requests: what the step would generate, in batch order; a dump of this step must hold exactly these data rows
         and prompts. A dump of another step (action repeat) holds other prompts by nature: those are not compared, and
-        the caller takes rows and prompts from the batch, to score them against the ground truth they belong to.
+        the caller takes rows and prompts from the batch, to score them against the ground truth they belong to. The
+        same holds for every dump when the step's requests are not known before it has run (None).
         """
         try:
             meta = json.loads((path / META).read_bytes())
@@ -97,7 +98,12 @@ class Replay:
         except ValueError as error:
             raise DumpMismatch(path, [f"{META} is torn or damaged"]) from error
         differences = _differences(meta, path, payload, expected)
-        if path.name == str(step) and not differences and meta["rows"] != rows_digest(requests):
+        if (
+            requests is not None
+            and path.name == str(step)
+            and not differences
+            and meta["rows"] != rows_digest(requests)
+        ):
             differences.append("data rows or prompts of the step are others")
         if differences:
             raise DumpMismatch(path, differences)

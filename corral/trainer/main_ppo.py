@@ -12,12 +12,15 @@ from corral.exits import ending_on_the_spot, run_command
 def main(argv: Sequence[str]) -> int:
     """Resolve, print the plan, train. Returns the exit code; errors of the user are raised as CorralError."""
     with ending_on_the_spot():
+        from corral.config.audit import audit
+        from corral.config.reads import forget, merged, reads
         from corral.config.resolve import resolve
         from corral.config.show import render
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for name in ("ray", "httpx", "transformers"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    forget()
     resolved = resolve(argv)
     print(render(resolved.plan), flush=True)
     # The heavy part starts here: everything above answers in a second, also when it refuses.
@@ -27,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
     with open_run(resolved.plan, resolved.config) as run:
         fit(run)
+        run.records.keys(audit(resolved, merged(reads(), run.group.plan_reads())))
     return 0
 
 

@@ -43,11 +43,9 @@ def data_metrics(batch: Batch, sample_scores: Tensor, max_prompt_length: int) ->
     return out
 
 
-def rollout_metrics(batch: Batch) -> dict[str, float]:
-    """How far the engine's probabilities are from the trainer's on the same tokens."""
-    if batch.rollout_log_probs is None or batch.old_log_probs is None:
-        return {}
-    rollout, old = _valid(batch, batch.rollout_log_probs).exp(), _valid(batch, batch.old_log_probs).exp()
+def rollout_metrics(batch: Batch, log_probs: Tensor) -> dict[str, float]:
+    """How far the engine's probabilities are from the trainer's, log_probs [R], on the same tokens."""
+    rollout, old = _valid(batch, batch.rollout_log_probs).exp(), _valid(batch, log_probs).exp()
     gap = (rollout - old).abs()
     out = {"training/rollout_probs_diff_valid": float(gap.numel() > 0)}
     if gap.numel():
@@ -85,12 +83,15 @@ def memory_metrics() -> dict[str, float]:
     return {"actor/perf/cpu_memory_used_gb": psutil.virtual_memory().used / 2**30}
 
 
-def timing_metrics(batch: Batch, seconds: Mapping[str, float], world: int) -> dict[str, float]:
-    """timing_s/*, milliseconds per token of the phase, and throughput in tokens per second and device."""
-    tokens, responses = sum(batch.lengths), int(batch.response_lengths.sum())
+def timing_metrics(batch: Batch, seconds: Mapping[str, float], world: int, generated: int) -> dict[str, float]:
+    """timing_s/*, milliseconds per token of the phase, and throughput in tokens per second and device.
+
+    generated: response tokens that were generated, which may be more than the batch holds, or none.
+    """
+    tokens = sum(batch.lengths)
     out = {f"timing_s/{name}": value for name, value in seconds.items()}
     for name in ("gen", "ref", "values", "adv", "update_critic", "update_actor"):
-        count = responses if name == "gen" else tokens
+        count = generated if name == "gen" else tokens
         if name in seconds and count:
             out[f"timing_per_token_ms/{name}"] = seconds[name] * 1000 / count
     out["perf/total_num_tokens"] = float(tokens)

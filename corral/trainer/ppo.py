@@ -1,8 +1,9 @@
 """PPO, one synchronous iteration after the other.
 
-What this is not: no overlap of generation and training, no group estimators, no rollout correction. Generate with the
-current policy, score, take log-probs and values under the weights that generated, estimate advantages, then update the
-critic and the actor on fixed mini-batches of prompts, and hand the new weights to the engine that generates.
+What this is not: no overlap of generation and training. Generate with the current policy and score, take log-probs and
+values under the weights that generated, estimate advantages, then update the critic, if there is one, and the actor on
+fixed mini-batches of prompts, and hand the new weights to the engine that generates. GRPO and its relatives are the
+same script with another estimator.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import sys
 import torch
 from tqdm import tqdm
 
-from corral.algorithms.advantages import ESTIMATORS, AdvantageInput
-from corral.algorithms.kl import kl_in_reward
-from corral.algorithms.segments import mean_of_sample_means
 from corral.batch import Batch
 from corral.errors import TrainingError
 from corral.exits import raise_lost_signal
+from corral.trainer.advantages import corrected, resampled, with_advantages, with_rewards
+from corral.trainer.collection import collect
 from corral.trainer.generation import push_weights
 from corral.trainer.metrics import (
     balance_metrics,
@@ -31,7 +31,6 @@ from corral.trainer.metrics import (
     timing_metrics,
 )
 from corral.trainer.run import Run
-from corral.trainer.scoring import token_level
 from corral.trainer.validation import validate
 from corral.workers.group import Update
 
@@ -68,38 +67,31 @@ def fit(run: Run) -> None:
 def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
     """One iteration: its metrics, and how many optimizer steps were skipped for a non-finite gradient."""
     plan, group, timer = run.plan, run.group, run.timers
-    temperature = plan.rollout.sampling.temperature
-    epoch = run.loader.epoch
+    algorithm = plan.algorithm
+    metrics = {"training/global_step": float(step), "training/epoch": float(run.loader.epoch)}
     with timer("step"):
-        with timer("gen"):
-            batch, prompts, replayed = run.generation.next(step)
-        with timer("reward"):
-            scored = run.scorer.score(batch, prompts)
-            sample_scores = torch.tensor([score.value for score in scored], dtype=torch.float64)
-            batch = batch.with_fields(scores=token_level(batch, sample_scores))
-        with timer("old_log_prob"):
-            old = group.infer("actor", batch, temperature=temperature, entropy=True)
-            batch = batch.with_fields(old_log_probs=finite("actor", old["log_probs"]))
+        collected = collect(run, step)
+        metrics["rollout/replayed"] = float(collected.replayed)
+        batch = with_old_log_probs(run, collected.batch, metrics)
         if plan.ref is not None:
             with timer("ref"):
-                ref = group.infer("ref", batch, temperature=temperature)
+                ref = group.infer("ref", batch, temperature=plan.rollout.sampling.temperature)
                 batch = batch.with_fields(ref_log_probs=finite("reference", ref["log_probs"]))
         if plan.critic is not None:
             with timer("values"):
                 batch = batch.with_fields(values=finite("critic", group.infer("critic", batch)["values"]))
         with timer("adv"):
-            batch, kl = with_advantages(run, batch)
-        metrics = {"training/global_step": float(step), "training/epoch": float(epoch)}
-        metrics["rollout/replayed"] = float(replayed)
-        metrics["actor/entropy"] = mean_of_tokens(batch, old["entropy"])
+            batch, kl = with_rewards(algorithm, batch, run.kl_coefficient)
+            batch, components = with_advantages(run.estimator, algorithm, batch, collected)
+            training = resampled(algorithm, batch, collected.values, step)
         updates: list[Update] = []
         if plan.critic is not None:
             with timer("update_critic"):
-                updates.append(group.update_critic(batch, step))
+                updates.append(group.update_critic(training, step))
                 metrics.update(prefixed("critic", updates[-1].metrics))
         if step > plan.trainer.critic_warmup:
             with timer("update_actor"):
-                updates.append(group.update_actor(batch, step))
+                updates.append(group.update_actor(training, step))
                 metrics.update(prefixed("actor", updates[-1].metrics))
                 if plan.actor_update.use_kl_loss:
                     metrics["actor/kl_coef"] = plan.actor_update.kl_loss_coef
@@ -108,14 +100,43 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
         if due(plan.trainer.save_freq, step, run.total_steps):
             with timer("save_checkpoint"):
                 save(run, step)
-    metrics.update(kl)
-    metrics.update(data_metrics(batch, sample_scores, plan.data.max_prompt_length))
-    metrics.update(rollout_metrics(batch))
+    metrics.update({**kl, **components, **collected.metrics})
+    metrics.update(data_metrics(batch, collected.values, plan.data.max_prompt_length))
     metrics.update(balance_metrics(batch, plan.actor, plan.trainer.balance_batch))
     metrics.update(memory_metrics())
-    metrics.update(timing_metrics(batch, timer.take(), plan.topology.world))
-    dump_samples(run, step, batch, sample_scores)
+    metrics.update(timing_metrics(batch, timer.take(), plan.topology.world, collected.generated_tokens))
+    dump_samples(run, step, batch, collected.values)
     return metrics, sum(update.skipped for update in updates)
+
+
+def with_old_log_probs(run: Run, batch: Batch, metrics: dict[str, float]) -> Batch:
+    """Log-probs under the weights that generated, and what rollout correction makes of them.
+
+    The actor's pass is left out when nothing needs it: bypass_mode takes the engine's log-probs, unless samples are to
+    be rejected by the gap of both, or the estimator reads Σ π².
+    """
+    algorithm = run.plan.algorithm
+    rule = algorithm.rollout_correction
+    assert batch.rollout_log_probs is not None
+    finite("rollout engine", batch.rollout_log_probs)
+    if rule is not None and rule.bypass_mode and not rule.rejections and not algorithm.sum_pi_squared:
+        return corrected(algorithm, batch, None)[0]
+    with run.timers("old_log_prob"):
+        scored = run.group.infer(
+            "actor",
+            batch,
+            temperature=run.plan.rollout.sampling.temperature,
+            entropy=True,
+            sum_pi_squared=algorithm.sum_pi_squared,
+        )
+        present = finite("actor", scored["log_probs"])
+        metrics["actor/entropy"] = mean_of_tokens(batch, scored["entropy"])
+        metrics.update(rollout_metrics(batch, present))
+        if algorithm.sum_pi_squared:
+            batch = batch.with_fields(sum_pi_squared=scored["sum_pi_squared"])
+        batch, correction = corrected(algorithm, batch, present)
+    metrics.update(correction)
+    return batch
 
 
 def finite(role: str, scored: torch.Tensor) -> torch.Tensor:
@@ -127,44 +148,6 @@ def finite(role: str, scored: torch.Tensor) -> torch.Tensor:
             "lower its learning rate, or check its model folder"
         )
     return scored
-
-
-def with_advantages(run: Run, batch: Batch) -> tuple[Batch, dict[str, float]]:
-    """Rewards (scores, with the KL to the reference when it is part of the reward), advantages and returns."""
-    algorithm = run.plan.algorithm
-    metrics: dict[str, float] = {}
-    assert batch.scores is not None
-    rewards = batch.scores
-    if algorithm.use_kl_in_reward:
-        assert batch.old_log_probs is not None
-        assert batch.ref_log_probs is not None
-        rewards, penalty = kl_in_reward(
-            batch.scores,
-            batch.old_log_probs,
-            batch.ref_log_probs,
-            batch.response_mask,
-            algorithm.kl_coef,
-            algorithm.kl_penalty,
-        )
-        metrics = {
-            "actor/reward_kl_penalty": float(
-                mean_of_sample_means(penalty, batch.response_mask, batch.response_offsets)
-            ),
-            "actor/reward_kl_penalty_coeff": algorithm.kl_coef,
-        }
-    assert batch.values is not None
-    advantages, returns = ESTIMATORS[algorithm.adv_estimator](
-        AdvantageInput(
-            rewards=rewards,
-            values=batch.values.double(),
-            mask=batch.response_mask,
-            offsets=batch.response_offsets,
-            group=batch.group,
-            gamma=algorithm.gamma,
-            lam=algorithm.lam,
-        )
-    )
-    return batch.with_fields(rewards=rewards, advantages=advantages, returns=returns), metrics
 
 
 def after_update(run: Run, update: Update, metrics: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: plan.json, config.yaml, metrics.jsonl, trace.json, logs, model exports, samples."""
+"""What a run leaves: plan.json, config.yaml, keys.json, metrics.jsonl, trace.json, logs, exports, samples."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import yaml
 
 from corral import atomic
+from corral.config.audit import KeyUse
 from corral.config.plan import Plan
 from corral.errors import InfraError
 
-RECORDS = ("plan.json", "config.yaml", "metrics.jsonl", "trace.json", "logs", "progress")
+RECORDS = ("plan.json", "config.yaml", "metrics.jsonl", "trace.json", "keys.json", "logs", "progress")
 
 
 class Records:
@@ -46,6 +47,10 @@ class Records:
         """plan.json and config.yaml: what this run is."""
         self._write("plan.json", json.dumps(plan.as_dict(), indent=2))
         self._write("config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+
+    def keys(self, keys: Mapping[str, KeyUse]) -> None:
+        """keys.json: what became of every key of the configuration."""
+        self._write("keys.json", json.dumps({key: use.as_dict() for key, use in keys.items()}, indent=2))
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl, on disk when this returns."""

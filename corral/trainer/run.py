@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from corral.algorithms.advantages import Estimator, estimator
+from corral.algorithms.policy_losses import policy_loss
 from corral.batch import Batch
 from corral.config.check import validates
 from corral.config.plan import Plan
@@ -19,6 +21,7 @@ from corral.rewards.pool import RewardPool
 from corral.rewards.registry import scorer_for
 from corral.rollout.eos import eos_ids
 from corral.trainer.generation import Generation
+from corral.trainer.kl_coefficient import KLCoefficient
 from corral.trainer.records import Records
 from corral.trainer.scoring import Scorer
 from corral.trainer.timing import Timers
@@ -47,11 +50,16 @@ class Run:
     records: Records
     timers: Timers
     probe: Batch
+    estimator: Estimator
+    kl_coefficient: KLCoefficient
 
 
 @contextmanager
 def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
     """Open a run and close whatever it started, also when it fails half-way."""
+    # A user's own estimator or loss that cannot be imported should not cost the start of the workers.
+    chosen = estimator(plan.algorithm.adv_estimator)
+    policy_loss(plan.actor_update.loss_mode, plan.algorithm.rollout_correction)
     tokenizer = load_tokenizer(plan.actor.model)
     data = plan.data
     train = PromptDataset(data.train_files, data, tokenizer, data.train_max_samples)
@@ -93,6 +101,8 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
             records=records,
             timers=timers,
             probe=probe,
+            estimator=chosen,
+            kl_coefficient=KLCoefficient(plan.algorithm.kl_ctrl, plan.algorithm.kl_ctrl.kl_coef),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from corral.batch import Batch
 from corral.data.prompts import Prompt
+from corral.errors import DataError
 from corral.rewards.pool import RewardItem, RewardPool, Score
 
 
@@ -53,3 +55,27 @@ def token_level(batch: Batch, scores: Tensor) -> Tensor:
     answered = batch.response_lengths > 0
     out[batch.response_offsets[1:][answered] - 1] = scores[answered].to(out.dtype)
     return out
+
+
+def values_of(scores: Sequence[Score], rows: Sequence[int], key: str, needed_by: str) -> Tensor:
+    """[S] float64: one number a sample, "score" (also "reward") or a value the scorer returned beside it.
+
+    rows: data row of each sample, for messages. needed_by: the setting that asks for it. Raises DataError naming row
+    and key when a scorer did not return it, or it is not a finite number.
+    """
+    return torch.tensor(
+        [_value(score, row, key, needed_by) for score, row in zip(scores, rows, strict=True)], dtype=torch.float64
+    )
+
+
+def _value(score: Score, row: int, key: str, needed_by: str) -> float:
+    if key in ("score", "reward"):
+        return score.value
+    where = f"reward of row {row}: {needed_by} needs {key!r}"
+    if key not in score.extra:
+        there = ", ".join(["score", *score.extra])
+        raise DataError(f"{where}, and the function returned {there}; return a dict that has it")
+    value = score.extra[key]
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise DataError(f"{where} as a finite number, and the function returned {value!r:.80}")
+    return float(value)

@@ -16,8 +16,17 @@ from torch import Tensor
 
 from corral.algorithms.aggregate import Denominators
 from corral.batch import Batch, gather_rows
-from corral.config.plan import ActorUpdate, CriticUpdate, EnginePlan, MicroBatches, Plan, Sampling
-from corral.engine.losses import ActorObjective, CriticObjective, Objective
+from corral.config.plan import (
+    ActorUpdate,
+    CriticUpdate,
+    EnginePlan,
+    MicroBatches,
+    Plan,
+    RolloutCorrection,
+    Sampling,
+)
+from corral.config.reads import Reads, merged
+from corral.engine.losses import ActorObjective, CriticObjective, Objective, needs_statistics, with_statistics
 from corral.engine.packing import split
 from corral.rollout.base import Completion, Request
 from corral.workers.launcher import Launcher
@@ -25,9 +34,9 @@ from corral.workers.worker import MiniBatch, Phase, Share, StepStats
 
 log = logging.getLogger(__name__)
 
-# Statistics that are means over tokens: an iteration's value weighs each mini-batch by its tokens. Every other one is a
-# term of the loss, and an iteration reports its mean over optimizer steps.
-TOKEN_MEANS = ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl", "vf_clipfrac", "vpred_mean")
+# Terms of the loss: an iteration reports their means over optimizer steps. Every other statistic is a mean over tokens,
+# and an iteration's value weighs each mini-batch by its tokens.
+LOSS_TERMS = ("loss", "pg_loss", "entropy_loss", "kl_loss", "vf_loss")
 
 
 @dataclass(frozen=True)
@@ -70,11 +79,19 @@ class WorkerGroup:
 
     # Scoring -------------------------------------------------------------------------------------------------------
 
-    def infer(self, role: str, batch: Batch, *, temperature: float = 1.0, entropy: bool = False) -> dict[str, Tensor]:
-        """Per-token results [R] of one role: log_probs (and entropy) of "actor" or "ref", values of "critic"."""
+    def infer(
+        self,
+        role: str,
+        batch: Batch,
+        *,
+        temperature: float = 1.0,
+        entropy: bool = False,
+        sum_pi_squared: bool = False,
+    ) -> dict[str, Tensor]:
+        """Per-token results [R] of one role: values of "critic"; log_probs, and what is asked for, of the others."""
         engine = self._engine(role)
         indices, shares = self._shares(batch, engine, engine.infer)
-        args = [(role, shares[rank // engine.sp], temperature, entropy) for rank in range(self.world)]
+        args = [(role, shares[rank // engine.sp], temperature, entropy, sum_pi_squared) for rank in range(self.world)]
         results = self.launcher.call("infer", args)[:: engine.sp]  # peers of a sequence group hold the same result
         order = torch.tensor([i for share in indices for i in share])
         return {name: _in_batch_order(batch, order, [r[name] for r in results]) for name in results[0]}
@@ -91,21 +108,46 @@ class WorkerGroup:
         return self._update("critic", batch, self.plan.critic_update, step)
 
     def _update(self, role: str, batch: Batch, update: ActorUpdate | CriticUpdate, step: int) -> Update:
+        cuts = mini_batches(batch, update, self.plan.rollout.sampling.n, step)
+        # Statistics are of the weights an optimizer step starts from, so the step before has to be over.
+        one_by_one = self._needs_statistics(update)
+        calls = [[k] for k in range(len(cuts))] if one_by_one else [list(range(len(cuts)))]
+        per_rank: list[list[StepStats]] = [[] for _ in range(self.world)]
+        tokens: list[int] = []
+        rates: list[float] = []
+        for numbers in calls:
+            minis = [self._with_statistics(batch.select(cuts[k]), update, (step, k)) for k in numbers]
+            parts = [self._mini_batches(role, mini, update) for mini in minis]
+            last = numbers[-1] == len(cuts) - 1
+            temperature = self.plan.rollout.sampling.temperature
+            args = [(role, [part[rank] for part in parts], temperature, last) for rank in range(self.world)]
+            for done, (steps, rate) in zip(per_rank, self.launcher.call("update", args), strict=True):
+                done += steps
+                rates.append(rate)
+            tokens += [Denominators.of(mini).tokens for mini in minis]
+        return summarise(per_rank, tokens, lr=rates[0])
+
+    def _needs_statistics(self, update: ActorUpdate | CriticUpdate) -> bool:
+        return isinstance(update, ActorUpdate) and needs_statistics(update, self._correction)
+
+    def _with_statistics(self, mini: Batch, update: ActorUpdate | CriticUpdate, key: tuple[int, int]) -> Batch:
+        """The mini-batch with what its policy loss has to know of it, at the present weights."""
+        if not isinstance(update, ActorUpdate) or not self._needs_statistics(update):
+            return mini
+        present = self.infer("actor", mini, temperature=self.plan.rollout.sampling.temperature)
+        return with_statistics(mini, present["log_probs"], update, self._correction, key)
+
+    def _mini_batches(self, role: str, mini: Batch, update: ActorUpdate | CriticUpdate) -> list[MiniBatch]:
+        """Each rank's part of one optimizer step."""
         engine = self._engine(role)
         assert engine.train is not None
-        per_rank: list[list[MiniBatch]] = [[] for _ in range(self.world)]
-        tokens: list[int] = []
-        for index in mini_batches(batch, update, self.plan.rollout.sampling.n, step):
-            mini = batch.select(index)
-            denominators = Denominators.of(mini)
-            objective = _objective(update, denominators)
-            _, shares = self._shares(mini, engine, engine.train)
-            for rank, todo in enumerate(per_rank):
-                todo.append(MiniBatch(shares[rank // engine.sp], objective))
-            tokens.append(denominators.tokens)
-        temperature = self.plan.rollout.sampling.temperature
-        results = self.launcher.call("update", [(role, todo, temperature) for todo in per_rank])
-        return summarise([steps for steps, _ in results], tokens, lr=results[0][1])
+        objective = _objective(update, Denominators.of(mini), self._correction)
+        _, shares = self._shares(mini, engine, engine.train)
+        return [MiniBatch(shares[rank // engine.sp], objective) for rank in range(self.world)]
+
+    @property
+    def _correction(self) -> RolloutCorrection | None:
+        return self.plan.algorithm.rollout_correction
 
     def _engine(self, role: str) -> EnginePlan:
         engine = {"actor": self.plan.actor, "critic": self.plan.critic, "ref": self.plan.ref}[role]
@@ -141,6 +183,10 @@ class WorkerGroup:
         """Write one role's weights as a model folder."""
         self.launcher.call("save", [(role, folder)] * self.world)
 
+    def plan_reads(self) -> Reads:
+        """The fields of the plan that any rank has read, and by which modules."""
+        return merged(*self.launcher.call("plan_reads", [()] * self.world))
+
     def trace(self) -> list[list[Phase]]:
         """Phases of each rank since the last call."""
         return self.launcher.call("trace", [()] * self.world)
@@ -164,9 +210,11 @@ def mini_batches(batch: Batch, update: ActorUpdate | CriticUpdate, n: int, step:
     return out
 
 
-def _objective(update: ActorUpdate | CriticUpdate, denominators: Denominators) -> Objective:
+def _objective(
+    update: ActorUpdate | CriticUpdate, denominators: Denominators, correction: RolloutCorrection | None
+) -> Objective:
     if isinstance(update, ActorUpdate):
-        return ActorObjective(update, denominators)
+        return ActorObjective(update, denominators, correction)
     return CriticObjective(update, denominators)
 
 
@@ -178,7 +226,7 @@ def summarise(per_rank: Sequence[Sequence[StepStats]], tokens: Sequence[int], lr
     metrics = {"lr": lr, "skipped_steps": float(skipped)}
     for name in per_rank[0][0].stats if taken else ():
         values = {k: sum(rank[k].stats[name] for rank in per_rank) for k in taken}
-        weights = {k: float(tokens[k]) if name in TOKEN_MEANS else 1.0 for k in taken}
+        weights = {k: 1.0 if name in LOSS_TERMS else float(tokens[k]) for k in taken}
         total = sum(weights.values())
         metrics[name] = sum(weights[k] * values[k] for k in taken) / total if total else 0.0
     if taken:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from corral.batch import Batch
 from corral.config.plan import EnginePlan, Plan, Sampling
+from corral.config.reads import Reads, reads
 from corral.engine.engine import Engine
 from corral.engine.losses import Objective
 from corral.engine.model import build_model
@@ -93,19 +94,32 @@ class Worker:
         phases, self.phases = self.phases, []
         return phases
 
+    def plan_reads(self) -> Reads:
+        """The fields of the plan that were read in this process, and by which modules."""
+        return reads()
+
     # Scoring -------------------------------------------------------------------------------------------------------
 
-    def infer(self, role: str, share: Share, temperature: float, entropy: bool) -> dict[str, Tensor]:
-        """{"log_probs": [R], "entropy": [R]} of actor or ref, {"values": [R]} of the critic."""
+    def infer(
+        self, role: str, share: Share, temperature: float, entropy: bool, sum_pi_squared: bool
+    ) -> dict[str, Tensor]:
+        """{"log_probs": [R], "entropy": [R], "sum_pi_squared": [R]} of actor or ref, {"values": [R]} of the critic."""
         name = {"actor": "old_log_prob", "ref": "ref", "critic": "values"}[role]
         engine = self.engines[role]
         with self._phase(name), engine.loaded(optimizer=False):
-            return engine.infer(share.batch, share.micro, temperature=temperature, entropy=entropy)
+            return engine.infer(
+                share.batch, share.micro, temperature=temperature, entropy=entropy, sum_pi_squared=sum_pi_squared
+            )
 
     # Training ------------------------------------------------------------------------------------------------------
 
-    def update(self, role: str, mini_batches: Sequence[MiniBatch], temperature: float) -> tuple[list[StepStats], float]:
-        """One iteration's optimizer steps in order; the statistics of each and the learning rate they used."""
+    def update(
+        self, role: str, mini_batches: Sequence[MiniBatch], temperature: float, last: bool
+    ) -> tuple[list[StepStats], float]:
+        """Optimizer steps in order; the statistics of each and the learning rate they used.
+
+        last: they are the last of their iteration, so the schedule moves on.
+        """
         engine = self.engines[role]
         lr = engine.lr
         steps = []
@@ -113,7 +127,8 @@ class Worker:
             for mini in mini_batches:
                 done = engine.train_step(mini.share.batch, mini.share.micro, mini.objective, temperature=temperature)
                 steps.append(StepStats(done.stats, done.grad_norm, done.skipped))
-        engine.end_iteration()
+        if last:
+            engine.end_iteration()
         self._say(f"updated {role}, {len(steps)} optimizer steps,")
         return steps, lr
 

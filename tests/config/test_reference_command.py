@@ -108,10 +108,10 @@ def test_unused_keys_are_exactly_these_each_with_a_reason(reference):
     assert unused[f"{rollout}.engine_kwargs.vllm.compilation_config.cudagraph_mode"].value == "FULL_AND_PIECEWISE"
 
 
-def test_one_notice_each_for_vllm_local_nodes_and_offload(reference):
-    vllm, nodes, offload = ([n for n in reference.plan.notices if word in n] for word in ("vllm", "Ray", "offload"))
-    assert (len(vllm), len(nodes), len(offload)) == (1, 1, 1)
-    assert len(reference.plan.notices) == 3
+def test_one_notice_each_for_vllm_local_nodes_offload_and_the_other_spelling(reference):
+    words = ("vllm", "Ray", "offload", "use_torch_compile is read as")
+    assert [len([n for n in reference.plan.notices if word in n]) for word in words] == [1, 1, 1, 1]
+    assert len(reference.plan.notices) == 4
 
 
 def test_the_configuration_is_plain_data_with_every_link_resolved(reference):

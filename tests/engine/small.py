@@ -144,17 +144,22 @@ def objective(role: str, batch: Batch) -> Objective:
 
 
 @torch.no_grad()
-def eager_log_probs(path: Path, batch: Batch, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [R] of a folder's causal LM, one sample at a time, by transformers alone."""
+def eager_distributions(path: Path, batch: Batch, temperature: float, dtype: torch.dtype) -> Tensor:
+    """Log-probs [R, V] before each response token, one sample at a time, by transformers alone."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
-    log_probs, entropies = [], []
+    distributions = []
     for i in range(len(batch)):
         prompt, response = batch.prompt(i), batch.response(i)
         logits = model(input_ids=torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1 or None]
-        distribution = torch.log_softmax(logits[: len(response)] / temperature, dim=-1)
-        log_probs.append(distribution.gather(1, response[:, None])[:, 0])
-        entropies.append(-(distribution.exp() * distribution).sum(-1))
-    return torch.cat(log_probs), torch.cat(entropies)
+        distributions.append(torch.log_softmax(logits[: len(response)] / temperature, dim=-1))
+    return torch.cat(distributions)
+
+
+def eager_log_probs(path: Path, batch: Batch, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [R] of a folder's causal LM."""
+    distributions = eager_distributions(path, batch, temperature, dtype)
+    log_probs = distributions.gather(1, batch.response_ids[:, None])[:, 0]
+    return log_probs, -(distributions.exp() * distributions).sum(-1)
 
 
 @torch.no_grad()

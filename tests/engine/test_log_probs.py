@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from corral.engine.log_probs import log_probs_and_entropy
+from corral.engine.log_probs import log_probs_and_entropy, sum_pi_squared
 
 
 def plain(logits: list[float], target: int, temperature: float) -> tuple[float, float]:
@@ -51,3 +51,18 @@ def test_both_are_differentiable() -> None:
 def test_no_tokens() -> None:
     log_probs, entropy = log_probs_and_entropy(torch.zeros(0, 7), torch.zeros(0, dtype=torch.int64), 1.0, False)
     assert (log_probs.shape, entropy) == ((0,), None)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 1024])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_sum_of_squares_however_it_is_cut(rows: int, temperature: float) -> None:
+    logits = torch.randn(6, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 4
+    for row, squares in enumerate(sum_pi_squared(logits, temperature, rows=rows).tolist()):
+        expected = sum(math.exp(plain(logits[row].tolist(), k, temperature)[0]) ** 2 for k in range(11))
+        assert squares == pytest.approx(expected, abs=1e-12)
+
+
+def test_sum_of_squares_at_its_ends() -> None:
+    assert sum_pi_squared(torch.zeros(1, 8), 1.0).tolist() == pytest.approx([1 / 8])
+    assert sum_pi_squared(torch.tensor([[300.0, 0.0]], dtype=torch.bfloat16), 1.0).tolist() == [1.0]
+    assert sum_pi_squared(torch.zeros(0, 7), 1.0).shape == (0,)

@@ -75,6 +75,22 @@ def test_the_engine_counts_iterations_not_optimizer_steps(models: dict[str, Path
     assert engine.lr == pytest.approx(0.0075)
 
 
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [{"lr_warmup_steps": 3}, {"lr_warmup_steps_ratio": 0.3}, {}])
+def test_an_engine_set_to_an_iteration_goes_on_with_the_same_rates(
+    models: dict[str, Path], kind: str, warmup: dict[str, float]
+) -> None:
+    """What a resumed run does: the rate is a function of the iteration alone, so nothing is applied twice."""
+    optim = optimizer(lr=0.01, lr_scheduler_type=kind, min_lr_ratio=0.1, **warmup)
+    plan = engine_plan(models["qwen3"], optim=optim)
+    through = Engine(plan, Rank(), horizon=8)
+    rates = [through.lr, *(through.end_iteration() for _ in range(7))]
+    for k in (1, 2, 3, 5, 7):
+        resumed = Engine(plan, Rank(), horizon=8)
+        resumed.iteration = k
+        assert [resumed.lr, *(resumed.end_iteration() for _ in range(7 - k))] == rates[k:]
+
+
 def test_steps_are_adamw_on_the_clipped_gradient(models: dict[str, Path]) -> None:
     """Two steps at different rates against AdamW written out."""
     optim = optimizer(lr=0.01, weight_decay=0.1, clip_grad=0.05, lr_scheduler_type="linear", betas=(0.8, 0.95))

@@ -15,7 +15,15 @@ from corral.engine.packing import split
 from corral.engine.rank import Rank
 from tests.engine.parity import share_of
 from tests.engine.ranks import on_ranks
-from tests.engine.small import ARCHITECTURES, eager_log_probs, eager_values, engine_plan, objective, random_batch
+from tests.engine.small import (
+    ARCHITECTURES,
+    eager_distributions,
+    eager_log_probs,
+    eager_values,
+    engine_plan,
+    objective,
+    random_batch,
+)
 
 ONE_ROW = MicroBatches(100_000, None)
 
@@ -29,7 +37,7 @@ def scored(rank: Rank, folder: Path, role: str, sp: int, dtype: str = "float32")
     assert (len(micro), sorted(picked)) == (1, list(range(len(batch))))
     if role == "critic":
         engine.save(folder.parent / f"critic-{folder.name}-{sp}")
-    results = engine.infer(share, micro, temperature=0.7, entropy=True)
+    results = engine.infer(share, micro, temperature=0.7, entropy=True, sum_pi_squared=True)
     back = torch.tensor(picked).argsort()
     ordered = {name: share.with_fields(values=values).select(back).values for name, values in results.items()}
     return {name: values for name, values in ordered.items() if values is not None}
@@ -45,6 +53,8 @@ def assert_like_eager(folder: Path, sp: int, actor: dict[str, Tensor], critic: d
     assert log_probs.std() > 0.5
     assert torch.allclose(actor["log_probs"], log_probs, rtol=0, atol=1e-5)
     assert torch.allclose(actor["entropy"], entropies, rtol=0, atol=1e-5)
+    squares = eager_distributions(folder, batch, 0.7, torch.float32).exp().square().sum(-1)
+    assert torch.allclose(actor["sum_pi_squared"], squares, rtol=0, atol=1e-5)
     values = eager_values(folder.parent / f"critic-{folder.name}-{sp}", batch, torch.float32)
     assert values.std() > 0.1
     assert torch.allclose(critic["values"], values, rtol=0, atol=1e-5)

@@ -15,8 +15,8 @@ BUGS = {
     "sequence-parallel factor missing": ("engine/engine.py", "* self.parallel.world", "* self.plan.dp"),
     "denominator of one rank's share": (
         "engine/losses.py",
-        "return _weights(self.update, batch, self.denominators,",
-        "return _weights(self.update, batch, Denominators.of(batch),",
+        "_weights(self.update, mode, batch, self.denominators,",
+        "_weights(self.update, mode, batch, Denominators.of(batch),",
     ),
     "another random stream on one rank": (
         "workers/worker.py",

@@ -36,7 +36,7 @@ def make_batch(lengths: Sequence[tuple[int, int]]) -> Batch:
 class Squares:
     """Answers every token with its square, so a token that is lost, moved or doubled shows."""
 
-    def infer(self, role: str, share: Share, temperature: float, entropy: bool) -> dict[str, torch.Tensor]:
+    def infer(self, role: str, share: Share, temperature: float, *asked: bool) -> dict[str, torch.Tensor]:
         assert sorted(i for row in share.micro for i in row) == list(range(len(share.batch)))
         return {"values": share.batch.response_ids.double() ** 2}
 

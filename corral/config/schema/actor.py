@@ -12,7 +12,18 @@ from corral.config.section import Section, key, section
 
 @dataclass
 class PolicyLoss(Section):
-    loss_mode: str = key("vanilla", "Policy loss: vanilla (clipped PPO with the dual clip).")
+    loss_mode: str = key(
+        "vanilla",
+        "Policy loss: vanilla (clipped PPO with the dual clip), dppo_tv, dppo_kl, gspo, sapo, gpg, clip_cov, kl_cov, "
+        "geo_mean, dro, cispo; or your own as file.py:function or package.module:function. "
+        "rollout_correction.bypass_mode brings its own.",
+    )
+    clip_cov_ratio: float = key(2e-4, "clip_cov: share of the mini-batch's tokens that lose their gradient.")
+    clip_cov_lb: float = key(1.0, "clip_cov: covariance from which a token may be picked.")
+    clip_cov_ub: float = key(5.0, "clip_cov: covariance up to which a token may be picked.")
+    kl_cov_ratio: float = key(2e-4, "kl_cov: share of the mini-batch's tokens, by covariance, that are penalised.")
+    ppo_kl_coef: float = key(0.1, "kl_cov: weight of that penalty.")
+    dro_beta: float | None = key(None, "dro: weight of its quadratic term, above 0.")
 
 
 @dataclass
@@ -36,11 +47,13 @@ class Actor(Section):
     ulysses_sequence_parallel_size: int = key(1, "Ranks that share one sequence (SP degree).", "ranks")
     ppo_epochs: int = key(1, "Passes over the samples of an iteration.")
     shuffle: bool = key(False, "Draw the mini-batches of each pass in a random order.")
-    data_loader_seed: int = key(42, "Seed of that order.")
+    data_loader_seed: int = key(42, "Seed of that order, and of the tokens that clip_cov picks.")
     policy_loss: PolicyLoss = section(PolicyLoss, "Which policy loss.")
     clip_ratio_low: float = key(0.2, "The ratio is clipped below at 1 - this.")
     clip_ratio_high: float = key(0.2, "The ratio is clipped above at 1 + this.")
     clip_ratio_c: float = key(3.0, "Dual clip: bound of the loss for negative advantages, above 1.")
+    tau_pos: float = key(1.0, "sapo: temperature of the gate for positive advantages.")
+    tau_neg: float = key(1.05, "sapo: temperature of the gate for the others.")
     loss_agg_mode: str = key(
         "token-mean",
         "How token losses become one number: token-mean, token-sum, seq-mean-token-sum, seq-mean-token-sum-norm, "
@@ -51,6 +64,9 @@ class Actor(Section):
     )
     entropy_coeff: float = key(0.0, "Weight of the entropy bonus.")
     calculate_entropy: bool = key(False, "Report the entropy of the update even when entropy_coeff is 0.")
+    calculate_sum_pi_squared: bool = key(
+        False, "Compute the sum of squared probabilities of each token also for an estimator of your own."
+    )
     use_kl_loss: bool = key(False, "Add the KL divergence from the reference model to the loss.")
     kl_loss_coef: float = key(0.001, "Weight of that KL.")
     kl_loss_type: str = key("low_var_kl", "Its estimator; names as algorithm.kl_penalty.")

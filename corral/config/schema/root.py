@@ -3,6 +3,7 @@
 # ruff: noqa: RUF009 (key and section build dataclass fields)
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import get_type_hints
@@ -45,6 +46,21 @@ def leaves() -> dict[str, Leaf]:
     out: dict[str, Leaf] = {}
     _collect(Config, "", out)
     return out
+
+
+@cache
+def _heirs() -> dict[str, tuple[str, ...]]:
+    out: dict[str, tuple[str, ...]] = {}
+    for name, leaf in leaves().items():
+        for link in re.findall(r"\$\{([^}]+)\}", leaf.default) if isinstance(leaf.default, str) else ():
+            parent = f"{name.rpartition('.')[0]}{link}" if link.startswith(".") else link
+            out[parent] = (*out.get(parent, ()), name)
+    return out
+
+
+def heirs_of(key: str) -> tuple[str, ...]:
+    """The keys whose default is taken from this one, or has it inside."""
+    return _heirs().get(key, ())
 
 
 def _collect(kind: type, prefix: str, out: dict[str, Leaf]) -> None:
