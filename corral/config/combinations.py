@@ -57,6 +57,12 @@ def _check_groups(values: Mapping[str, Any], estimator: str) -> None:
             "algorithm.filter_groups.enable=True needs algorithm.filter_groups.metric; set it to score, reward, or a "
             "value that your scorer returns, such as acc"
         )
+    metric = str(values["algorithm.filter_groups.metric"])
+    if names.METRIC_ALIASES.get(metric, metric) == "reward" and values["algorithm.use_kl_in_reward"]:
+        raise ConfigError(
+            f"algorithm.filter_groups.metric={metric} with algorithm.use_kl_in_reward=True: the KL makes the rewards of "
+            "every group differ, so nothing would be dropped; set the metric to score"
+        )
 
 
 def _check_critic(values: Mapping[str, Any], estimator: str) -> None:
@@ -121,9 +127,4 @@ def _check_correction(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{_CORRECTION}.rollout_rs={values[f'{_CORRECTION}.rollout_rs']} needs {_CORRECTION}.rollout_rs_threshold: "
             "a band such as 0.5_2 for k1, a maximum for k2 and k3"
-        )
-    if values[f"{_CORRECTION}.rollout_rs"] and values[f"{_CORRECTION}.bypass_mode"]:
-        raise ConfigError(
-            f"{_CORRECTION}.rollout_rs={values[f'{_CORRECTION}.rollout_rs']} with {_CORRECTION}.bypass_mode=True: the "
-            "trainer computes no old log-probs, so there is no difference to reject by; leave out one of them"
         )
