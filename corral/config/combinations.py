@@ -33,6 +33,7 @@ def check_combinations(values: Mapping[str, Any]) -> None:
     _check_critic(values, estimator)
     if estimator == "gdpo":
         _check_gdpo(values)
+    _check_kl_control(values)
     _check_loss(values)
     _check_correction(values)
 
@@ -103,6 +104,17 @@ def _check_gdpo(values: Mapping[str, Any]) -> None:
         )
     if not all(math.isfinite(weight) for weight in weights or ()):
         raise ConfigError(f"algorithm.gdpo_reward_weights={weights}: must be finite numbers")
+
+
+def _check_kl_control(values: Mapping[str, Any]) -> None:
+    if not values["algorithm.use_kl_in_reward"] or values["algorithm.kl_ctrl.type"] != "adaptive":
+        return
+    horizon, samples = values["algorithm.kl_ctrl.horizon"], values["data.train_batch_size"] * values[_N]
+    if samples >= 5 * horizon:
+        raise ConfigError(
+            f"algorithm.kl_ctrl.horizon={horizon} is too short for {samples} samples an iteration: one step could turn "
+            f"the coefficient negative; it has to exceed a fifth of them, so set {samples // 5 + 1} or more"
+        )
 
 
 def _check_loss(values: Mapping[str, Any]) -> None:

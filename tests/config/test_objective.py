@@ -92,6 +92,16 @@ def test_every_loss_has_a_plan(plan_of, loss):
             ],
             ["metric=seq_final_reward", "use_kl_in_reward=True", "to score"],
         ),
+        (
+            [
+                "algorithm.use_kl_in_reward=True",
+                "algorithm.kl_ctrl.type=adaptive",
+                "algorithm.kl_ctrl.horizon=2",
+                "data.train_batch_size=16",
+                f"{ACTOR}.ppo_mini_batch_size=16",
+            ],
+            ["horizon=2", "16 samples", "set 4 or more"],
+        ),
         (["algorithm.filter_groups.max_num_gen_batches=-1"], ["max_num_gen_batches=-1"]),
         (["algorithm.filter_groups.max_inflight_gen_batches=2"], ["not available in this version"]),
         ([f"{LOSS}.loss_mode=dro"], ["dro_beta", "above 0"]),
