@@ -127,7 +127,6 @@ def _update(values: Values, plan: Plan) -> dict[str, str]:
             out[f"{role}.optim.num_cycles"] = "only a cosine schedule has cycles"
     for block in ("actor_rollout_ref.model", "critic.model"):
         out[f"{block}.override_config.attn_implementation"] = "attention is plugged in by the engine"
-    out["critic.model.tokenizer_path"] = "text becomes tokens once, with the actor's tokenizer"
     out["critic.fsdp.use_torch_compile"] = "the critic computes no log-probs, which is what is compiled"
     out["actor_rollout_ref.actor.fsdp_config.seed"] = "the actor has no newly initialised weights"
     out[f"{_REF}.fsdp_config.seed"] = "the reference has no newly initialised weights"
@@ -209,6 +208,7 @@ def _correction(plan: Plan) -> dict[str, str]:
     if correction is None or not correction.bypass_mode:
         out[f"{_CORRECTION}.loss_type"] = "rollout_correction.bypass_mode=False: policy_loss.loss_mode decides"
         return out
+    out[f"{_ACTOR}.policy_loss.loss_mode"] = "rollout_correction.bypass_mode=True brings a loss of its own"
     weighted = correction.loss_type == "reinforce" and correction.rollout_is is not None
     if correction.loss_type == "ppo_clip":
         for name in ("rollout_is", *weights):
@@ -234,6 +234,7 @@ def _running(plan: Plan) -> dict[str, str]:
     if plan.data.filter_overlong_prompts:
         out["data.truncation"] = "filter_overlong_prompts=True drops longer prompts"
     if plan.trainer.save_freq <= 0:
+        out["critic.model.tokenizer_path"] = "it is only saved with the critic, and trainer.save_freq is off"
         out[f"{_ACTOR}.checkpoint.save_contents"] = "trainer.save_freq is off"
     if plan.topology.ray_address is None:
         out["trainer.cluster_wait"] = "no cluster is joined: RAY_ADDRESS is not set"

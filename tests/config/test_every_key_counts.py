@@ -41,6 +41,7 @@ RUNS = {
         f"{ACTOR}.use_kl_loss=True",
         "trainer.n_gpus_per_node=4",
         "trainer.test_freq=1",
+        "trainer.save_freq=1",
         "skip.rollout.enable=True",
         *(f"{role}.optim.lr_scheduler_type=cosine" for role in (ACTOR, "critic")),
         f"{ACTOR}.shuffle=True",
@@ -83,7 +84,6 @@ REPORTED = {
     *(f"{ROLLOUT}.{name}" for name in VLLM.split()),
     f"{ACTOR}.fsdp_config.seed",
     f"{ARR}.ref.fsdp_config.seed",
-    "critic.model.tokenizer_path",
     "critic.fsdp.use_torch_compile",
 }
 """Known so that familiar command lines run, and reported whenever they are set."""
