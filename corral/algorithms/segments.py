@@ -82,8 +82,8 @@ def _following(first: Tensor, rows: Tensor, decay: float) -> Tensor | None:
 
     first [P]: the sum at each piece's first token over the piece.
     """
-    # Samples of several pieces only. They have at most two pieces for each border of blocks inside them, so there are at
-    # most R / 16 numbers and the recursion ends.
+    # Samples of several pieces only. They have at most two pieces for each border of blocks inside them, so there are
+    # at most R / 16 numbers and the recursion ends.
     counts = rows.diff()
     many = counts > 1
     followed = many[sample_of_token(rows)].nonzero().squeeze(1)
