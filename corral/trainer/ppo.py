@@ -89,6 +89,8 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
             with timer("update_actor"):
                 updates.append(group.update_actor(training, step))
                 metrics.update(prefixed("actor", updates[-1].metrics))
+                if plan.actor_update.use_kl_loss:
+                    metrics["actor/kl_coef"] = plan.actor_update.kl_loss_coef
             with timer("update_weights"):
                 after_update(run, updates[-1], metrics)
         if due(plan.trainer.save_freq, step, run.total_steps):
