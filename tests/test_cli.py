@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from corral.config.reference import as_markdown
+from corral.config.schema.root import leaves
 from tests.config.conftest import write_model
 
 HEAVY = ("torch", "transformers", "ray", "pyarrow", "numpy")
@@ -43,7 +45,7 @@ def run_keys(tmp_path: Path) -> list[str]:
 def test_help_lists_every_command():
     done = corral("--help")
     assert done.returncode == 0
-    for command in ("train", "plan", "data", "model", "cluster", "e2e"):
+    for command in ("train", "plan", "config", "data", "model", "cluster", "e2e"):
         assert f"\n    {command} " in done.stdout
     assert corral("--version").stdout.startswith("corral 0.")
 
@@ -85,6 +87,47 @@ def test_a_mistake_is_one_line_and_its_exit_code(run_keys, tmp_path, module, wro
     assert list(empty.iterdir()) == []
 
 
+def test_config_lists_keys_that_hold_the_pattern():
+    done = corral("config", "ULYSSES")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [line.split("  ") for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert found == [
+        ["actor_rollout_ref.actor.ulysses_sequence_parallel_size", "int", "1", "[ranks]"],
+        ["actor_rollout_ref.ref.ulysses_sequence_parallel_size", "int",
+         "${actor_rollout_ref.actor.ulysses_sequence_parallel_size}", "[ranks]"],
+        ["critic.ulysses_sequence_parallel_size", "int", "1", "[ranks]"],
+    ]  # fmt: skip
+    assert "Ranks that share one sequence" in done.stdout
+
+
+def test_config_json_has_every_key():
+    done = corral("config", "--json")
+    listed = {item["key"]: item for item in json.loads(done.stdout)}
+    assert list(listed) == list(leaves())
+    assert listed["data.train_batch_size"] == {
+        "key": "data.train_batch_size",
+        "type": "int",
+        "default": 1024,
+        "unit": "prompts",
+        "meaning": leaves()["data.train_batch_size"].doc,
+        "aliases": [],
+    }
+    assert "critic.fsdp_config.param_offload" in listed["critic.fsdp.param_offload"]["aliases"]
+    assert listed["actor_rollout_ref.actor.clip_ratio_low"]["aliases"] == ["actor_rollout_ref.actor.clip_ratio"]
+
+
+def test_config_without_a_match_names_the_nearest_key():
+    done = corral("config", "train_batchsize")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "'data.train_batch_size'" in done.stderr
+
+
+def test_the_page_of_all_keys_is_current():
+    page = Path(__file__).parents[1] / "docs" / "keys.md"
+    assert page.read_text(encoding="utf-8") == as_markdown(), "write it again: corral config --markdown > docs/keys.md"
+    assert all(f"`{name.rpartition('.')[2]}`" in page.read_text(encoding="utf-8") for name in leaves())
+
+
 def test_data_that_is_not_data_exits_with_1(run_keys, tmp_path):
     (tmp_path / "train.parquet").write_bytes(b"")
     done = corral("plan", *run_keys)
@@ -115,7 +158,9 @@ def test_an_option_among_the_keys():
     assert "is an option" in corral("train", "trainer.nnodes=2", "--help").stderr
 
 
-@pytest.mark.parametrize("arguments", [["plan"], ["plan", "--json"], ["--help"], ["data", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["plan"], ["plan", "--json"], ["config"], ["config", "--markdown"], ["--help"], ["data", "--help"]]
+)
 def test_light_commands_import_nothing_heavy(run_keys, arguments):
     code = (
         "import sys\nfrom corral.cli import main\n"

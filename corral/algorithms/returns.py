@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from corral.algorithms.advantage_input import AdvantageInput, ValidTokens, needed
@@ -21,11 +22,15 @@ def gae(batch: AdvantageInput) -> tuple[Tensor, Tensor]:
     tokens = ValidTokens.of(batch)
     values = tokens.take(needed(batch.values, "gae", "the critic's values"))
 
-    next_values = values.roll(-1)
-    next_values[tokens.offsets[1:][tokens.offsets.diff() > 0] - 1] = 0
-    deltas = next_values.mul_(batch.gamma).add_(tokens.rewards).sub_(values)
+    deltas = tokens.rewards - values
+    last = tokens.offsets[1:][tokens.offsets.diff() > 0] - 1
+    at_the_end = deltas[last]
+    deltas[:-1].add_(values[1:], alpha=batch.gamma)
+    deltas[last] = at_the_end
     advantages = discounted_suffix_sums(deltas, tokens.offsets, batch.gamma * batch.lam)
-    return tokens.spread(standardised(advantages), batch), tokens.spread(advantages + values, batch)
+    # Fresh memory costs more than the sums at millions of tokens, hence into `deltas`, which is not needed any more.
+    returns = torch.add(advantages, values, out=deltas)
+    return tokens.spread(standardised(advantages), batch), tokens.spread(returns, batch)
 
 
 def reinforce_plus_plus(batch: AdvantageInput) -> tuple[Tensor, Tensor]:

@@ -32,31 +32,64 @@ def mean_of_sample_means(x: Tensor, mask: Tensor, offsets: Tensor) -> Tensor:
 def discounted_suffix_sums(x: Tensor, offsets: Tensor, decay: float) -> Tensor:
     """[R]: y_t = x_t + decay · y_{t+1} inside each sample of x [R], offsets [S+1]; 0 follows a sample's last token.
 
-    A scan in blocks: samples are cut into blocks of 32 tokens, one product with the triangular matrix of powers
-    solves all blocks at once, and the sums at the block starts obey the same recurrence with decay^32, solved by
-    recursion. Work is R · 32 multiplications, depth is log₃₂ of the longest sample. x must be finite.
+    A scan in blocks of 32 tokens: one product with the triangular matrix of powers solves all blocks at once, a block
+    in which samples meet once for each of them. The sums at the starts of a sample's pieces obey the same recurrence
+    with decay^32 (all pieces but the first and the last are whole blocks, and nothing follows the last or precedes the
+    first), solved by recursion. Work is R · 32 multiplications, depth is log₃₂ of the longest sample. x must be finite.
     """
-    blocks = (offsets.diff() + _BLOCK - 1) // _BLOCK
-    block_offsets = torch.cat([offsets.new_zeros(1), blocks.cumsum(0)])
-    slot = _slots(offsets.diff(), block_offsets)
-    grid = x.new_zeros(int(block_offsets[-1]) * _BLOCK).index_copy_(0, slot, x)
-
-    step = torch.arange(_BLOCK, device=x.device)
-    exponent = step[:, None] - step[None, :]  # row: source token, column: target token
     base = torch.tensor(decay, dtype=x.dtype, device=x.device)  # a plain float would give powers in the default dtype
-    sums = grid.view(-1, _BLOCK) @ (base ** exponent.clamp(min=0)).tril()
-    if bool((blocks > 1).any()):
-        starts = discounted_suffix_sums(sums[:, 0], block_offsets, decay**_BLOCK)
-        following = torch.cat([starts[1:], starts.new_zeros(1)])
-        following[block_offsets[1:][blocks > 0] - 1] = 0
-        sums.addcmul_(following[:, None], base ** (_BLOCK - step))
-    return sums.view(-1).index_select(0, slot)
+    step = torch.arange(_BLOCK, device=x.device)
+    powers = (base ** (step[:, None] - step[None, :]).clamp(min=0)).tril()  # row: source token, column: target token
+    to_end = base ** (_BLOCK - step)
+
+    whole = x.numel() // _BLOCK * _BLOCK
+    grid = x.new_empty(whole + _BLOCK).view(-1, _BLOCK)
+    torch.mm(x[:whole].view(-1, _BLOCK), powers, out=grid[:-1])
+    flat = grid.view(-1)
+
+    starts, ends, rows = _pieces(offsets)
+    block = starts // _BLOCK
+    cut = (ends - starts < _BLOCK).nonzero().squeeze(1)
+    at = block[cut, None] * _BLOCK + step
+    inside = (at >= starts[cut, None]) & (at < ends[cut, None])
+    cut_sums = torch.where(inside, x[at.clamp(max=x.numel() - 1)], 0) @ powers
+
+    first = flat[starts]
+    first[cut] = cut_sums.gather(1, starts[cut, None] % _BLOCK).squeeze(1)
+    following = _following(first, rows, decay**_BLOCK)
+    if following is not None:
+        # A piece that is followed ends where its block ends.
+        grid.addcmul_(x.new_zeros(grid.shape[0]).index_add_(0, block, following)[:, None], to_end)
+        cut_sums.addcmul_(following[cut, None], to_end)
+    flat[at[inside]] = cut_sums[inside]
+    return flat[: x.numel()]
 
 
-def _slots(lengths: Tensor, block_offsets: Tensor) -> Tensor:
-    """[R]: where each token lies when every sample starts a new block and leaves a gap behind its last token."""
-    behind = torch.arange(_BLOCK, device=lengths.device)
-    ends = block_offsets[1:, None] * _BLOCK - 1 - behind
-    taken = torch.ones(int(block_offsets[-1]) * _BLOCK, dtype=torch.bool, device=lengths.device)
-    taken[ends[behind < (-lengths % _BLOCK)[:, None]]] = False
-    return taken.nonzero().squeeze(1)
+def _pieces(offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs of tokens in which both sample and block stay the same: starts [P], ends [P], and the rows [S+1] of pieces
+    that make up the samples."""
+    begin, end = offsets[:-1], offsets[1:]
+    counts = torch.where(end > begin, (end - 1) // _BLOCK - begin // _BLOCK + 1, 0)
+    rows = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    sample = sample_of_token(rows)
+    block = torch.arange(sample.numel(), device=offsets.device) + (begin // _BLOCK - rows[:-1])[sample]
+    starts = torch.maximum(begin[sample], block * _BLOCK)
+    return starts, torch.minimum(end[sample], (block + 1) * _BLOCK), rows
+
+
+def _following(first: Tensor, rows: Tensor, decay: float) -> Tensor | None:
+    """[P]: the suffix sum at the start of the sample's next piece, 0 for its last piece; None when none is followed.
+
+    first [P]: the sum at each piece's first token over the piece.
+    """
+    # Samples of several pieces only. They have at most two pieces for each border of blocks inside them, so there are
+    # at most R / 16 numbers and the recursion ends.
+    counts = rows.diff()
+    many = counts > 1
+    followed = many[sample_of_token(rows)].nonzero().squeeze(1)
+    if followed.numel() == 0:
+        return None
+    ends = counts[many].cumsum(0)
+    sums = discounted_suffix_sums(first[followed], torch.cat([ends.new_zeros(1), ends]), decay).roll(-1)
+    sums[ends - 1] = 0
+    return torch.zeros_like(first).index_copy_(0, followed, sums)

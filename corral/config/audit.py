@@ -32,14 +32,15 @@ ONE_VALUE = {
     "actor_rollout_ref.actor.strategy": _FSDP2,
     "critic.strategy": _FSDP2,
     "actor_rollout_ref.actor.checkpoint.save_contents": "a save holds the weights",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "the native engine holds a whole model",
     "reward.reward_manager.name": "the score is on the last token",
     "trainer.resume_mode": "a run starts from the model folder",
 }
 """Keys with one meaning in this version → what it is."""
 
 _PLANNING = "corral.config"
-_DECIDED_WHILE_PLANNING = ("actor_rollout_ref.rollout.name", "actor_rollout_ref.rollout.fallback")
-"""Which engine runs, or that none does, is settled before anything could read it."""
+_DECIDED_WHILE_PLANNING = ("actor_rollout_ref.rollout.name",)
+"""Which engine runs is settled before anything could read it."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ def check_combinations(values: Mapping[str, Any]) -> None:
     _check_critic(values, estimator)
     if estimator == "gdpo":
         _check_gdpo(values)
+    _check_kl_control(values)
     _check_loss(values)
     _check_correction(values)
 
@@ -56,6 +57,12 @@ def _check_groups(values: Mapping[str, Any], estimator: str) -> None:
         raise ConfigError(
             "algorithm.filter_groups.enable=True needs algorithm.filter_groups.metric; set it to score, reward, or a "
             "value that your scorer returns, such as acc"
+        )
+    metric = str(values["algorithm.filter_groups.metric"])
+    if names.METRIC_ALIASES.get(metric, metric) == "reward" and values["algorithm.use_kl_in_reward"]:
+        raise ConfigError(
+            f"algorithm.filter_groups.metric={metric} with algorithm.use_kl_in_reward=True: the KL makes the rewards of "
+            "every group differ, so nothing would be dropped; set the metric to score"
         )
 
 
@@ -99,6 +106,17 @@ def _check_gdpo(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"algorithm.gdpo_reward_weights={weights}: must be finite numbers")
 
 
+def _check_kl_control(values: Mapping[str, Any]) -> None:
+    if not values["algorithm.use_kl_in_reward"] or values["algorithm.kl_ctrl.type"] != "adaptive":
+        return
+    horizon, samples = values["algorithm.kl_ctrl.horizon"], values["data.train_batch_size"] * values[_N]
+    if samples >= 5 * horizon:
+        raise ConfigError(
+            f"algorithm.kl_ctrl.horizon={horizon} is too short for {samples} samples an iteration: one step could turn "
+            f"the coefficient negative; it has to exceed a fifth of them, so set {samples // 5 + 1} or more"
+        )
+
+
 def _check_loss(values: Mapping[str, Any]) -> None:
     mode, bypass = names.loss(values[f"{_LOSS}.loss_mode"]), values[f"{_CORRECTION}.bypass_mode"]
     given = f"{_LOSS}.loss_mode={values[f'{_LOSS}.loss_mode']}"
@@ -121,9 +139,4 @@ def _check_correction(values: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{_CORRECTION}.rollout_rs={values[f'{_CORRECTION}.rollout_rs']} needs {_CORRECTION}.rollout_rs_threshold: "
             "a band such as 0.5_2 for k1, a maximum for k2 and k3"
-        )
-    if values[f"{_CORRECTION}.rollout_rs"] and values[f"{_CORRECTION}.bypass_mode"]:
-        raise ConfigError(
-            f"{_CORRECTION}.rollout_rs={values[f'{_CORRECTION}.rollout_rs']} with {_CORRECTION}.bypass_mode=True: the "
-            "trainer computes no old log-probs, so there is no difference to reject by; leave out one of them"
         )

@@ -70,6 +70,8 @@ def alternatives(key: str, present: Any) -> Iterator[Any]:
     choices = list(CHOICES[key][0]) if key in CHOICES else list(_NAMES.get(key, ()))
     if choices:
         yield from (choice for choice in choices if choice != present)
+        if present is not None and NoneType in get_args(leaves()[key].kind):
+            yield None
         return
     for kind in _kinds(leaves()[key].kind):
         yield from (value for value in _others(kind, present) if value != present or type(value) is not type(present))

@@ -17,7 +17,7 @@ from typing import Any
 Reads = dict[str, set[str]]
 """Field by its place ("actor.optim.lr") → modules that read it."""
 
-_PLAN = "corral.config.plan"
+_OWN = ("corral.config.plan", __name__)
 # Printing a plan, writing it to a file and checking it are no use of it.
 _ONLOOKERS = ("corral.config.", "corral.trainer.records")
 _record: Reads = defaultdict(set)
@@ -40,7 +40,7 @@ class Recorded:
 def _note(field: str) -> None:
     frame = sys._getframe(2)
     # A property of the plan reads fields on behalf of its caller.
-    while frame.f_back is not None and frame.f_globals.get("__name__") == _PLAN:
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _OWN:
         frame = frame.f_back
     reader = str(frame.f_globals.get("__name__"))
     if reader.startswith("corral.") and not reader.startswith(_ONLOOKERS):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from corral.config import names
 from corral.config.check import validates
 from corral.config.plan import Plan
+from corral.config.schema.critic import Critic
 from corral.config.validate import Values
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -40,8 +42,8 @@ def reasons_by_key(values: Values, plan: Plan) -> dict[str, str]:
         **_advantages(plan),
         **_policy_loss(values, plan),
         **_correction(plan),
-        **_roles(plan),
         **_running(plan),
+        **_roles(plan),
     }
 
 
@@ -111,8 +113,9 @@ def _generation(plan: Plan) -> dict[str, str]:
 
 def _update(values: Values, plan: Plan) -> dict[str, str]:
     out = {}
+    picks = plan.actor_update.loss_mode == "clip_cov" or plan.actor_update.loss_mode not in names.LOSSES
     for role in (_ACTOR, "critic"):
-        if not values[f"{role}.shuffle"] and not (role == _ACTOR and plan.actor_update.loss_mode == "clip_cov"):
+        if not values[f"{role}.shuffle"] and not (role == _ACTOR and picks):
             out[f"{role}.data_loader_seed"] = "shuffle=False: mini-batches keep the prompt order"
         if values[f"{role}.loss_agg_mode"] != "seq-mean-token-sum-norm":
             out[f"{role}.loss_scale_factor"] = "only loss_agg_mode=seq-mean-token-sum-norm divides by it"
@@ -124,7 +127,6 @@ def _update(values: Values, plan: Plan) -> dict[str, str]:
             out[f"{role}.optim.num_cycles"] = "only a cosine schedule has cycles"
     for block in ("actor_rollout_ref.model", "critic.model"):
         out[f"{block}.override_config.attn_implementation"] = "attention is plugged in by the engine"
-    out["critic.model.tokenizer_path"] = "text becomes tokens once, with the actor's tokenizer"
     out["critic.fsdp.use_torch_compile"] = "the critic computes no log-probs, which is what is compiled"
     out["actor_rollout_ref.actor.fsdp_config.seed"] = "the actor has no newly initialised weights"
     out[f"{_REF}.fsdp_config.seed"] = "the reference has no newly initialised weights"
@@ -133,10 +135,13 @@ def _update(values: Values, plan: Plan) -> dict[str, str]:
 
 def _roles(plan: Plan) -> dict[str, str]:
     out = {}
-    if plan.algorithm.adv_estimator in names.ESTIMATORS:
-        out["critic.enable"] = f"adv_estimator={plan.algorithm.adv_estimator} decides"
+    estimator = plan.algorithm.adv_estimator
+    known = estimator in names.ESTIMATORS
+    if known:
+        out["critic.enable"] = f"adv_estimator={estimator} decides"
     if plan.critic is None:
-        out["critic"] = f"no critic is needed: {plan.algorithm.adv_estimator} reads no values"
+        why = f"adv_estimator={estimator} reads no values" if known else "critic.enable is not True"
+        out.update({f"critic.{item.name}": f"no critic: {why}" for item in fields(Critic) if item.name != "enable"})
         out["trainer.critic_warmup"] = "there is no critic to warm up"
     if plan.ref is None:
         out[_REF] = "no reference model is needed: use_kl_loss and use_kl_in_reward are off"
@@ -194,20 +199,25 @@ def _policy_loss(values: Values, plan: Plan) -> dict[str, str]:
 
 def _correction(plan: Plan) -> dict[str, str]:
     correction, out = plan.algorithm.rollout_correction, {}
-    bypass = correction is not None and correction.bypass_mode
-    if not bypass:
-        out[f"{_CORRECTION}.loss_type"] = "rollout_correction.bypass_mode=False: policy_loss.loss_mode decides"
     weights = ("rollout_is_threshold", "rollout_is_batch_normalize")
-    if bypass and correction is not None and correction.loss_type == "ppo_clip":
-        for name in ("rollout_is", *weights):
-            out[f"{_CORRECTION}.{name}"] = (
-                "loss_type=ppo_clip clips the ratio to the engine, which is the weight itself"
-            )
-    elif correction is None or correction.rollout_is is None:
+    if correction is None or correction.rollout_is is None:
         for name in weights:
             out[f"{_CORRECTION}.{name}"] = "rollout_correction.rollout_is is not set"
     if correction is None or not correction.rejections:
         out[f"{_CORRECTION}.rollout_rs_threshold"] = "rollout_correction.rollout_rs is not set"
+    if correction is None or not correction.bypass_mode:
+        out[f"{_CORRECTION}.loss_type"] = "rollout_correction.bypass_mode=False: policy_loss.loss_mode decides"
+        return out
+    out[f"{_ACTOR}.policy_loss.loss_mode"] = "rollout_correction.bypass_mode=True brings a loss of its own"
+    weighted = correction.loss_type == "reinforce" and correction.rollout_is is not None
+    if correction.loss_type == "ppo_clip":
+        for name in ("rollout_is", *weights):
+            out[f"{_CORRECTION}.{name}"] = (
+                "loss_type=ppo_clip clips the ratio to the engine, which is the weight itself"
+            )
+    if not correction.rejections and not weighted and not plan.algorithm.sum_pi_squared:
+        for name in ("use_dynamic_bsz", "micro_batch_size_per_gpu", "max_token_len_per_gpu"):
+            out[f"{_ROLLOUT}.log_prob_{name}"] = "rollout_correction.bypass_mode=True computes no old log-probs"
     return out
 
 
@@ -224,6 +234,7 @@ def _running(plan: Plan) -> dict[str, str]:
     if plan.data.filter_overlong_prompts:
         out["data.truncation"] = "filter_overlong_prompts=True drops longer prompts"
     if plan.trainer.save_freq <= 0:
+        out["critic.model.tokenizer_path"] = "it is only saved with the critic, and trainer.save_freq is off"
         out[f"{_ACTOR}.checkpoint.save_contents"] = "trainer.save_freq is off"
     if plan.topology.ray_address is None:
         out["trainer.cluster_wait"] = "no cluster is joined: RAY_ADDRESS is not set"

@@ -128,3 +128,14 @@ def test_mean_of_sample_means_skips_samples_without_valid_tokens() -> None:
     mask = torch.tensor([True, True, False, True])
     assert mean_of_sample_means(x, mask, torch.tensor([0, 2, 3, 3, 4])).item() == pytest.approx(3.5)
     assert mean_of_sample_means(x, torch.zeros(4, dtype=torch.bool), torch.tensor([0, 2, 3, 3, 4])).item() == 0
+
+
+@pytest.mark.parametrize("first", [0, 1, 30, 31, 32])
+def test_samples_that_meet_at_and_across_blocks_match_the_recurrence(first: int) -> None:
+    """Every length around a block, at every place in a block, and pairs that straddle its border."""
+    lengths = [first, 2, 62, 2, 0, 62, 2, *range(30, 36), 1, 1, *range(62, 67), 31 * 32 + 2, 1025, 2]
+    rows = [[float((5 * t + 3 * i) % 7 - 3) for t in range(length)] for i, length in enumerate(lengths)]
+    mask = [[True] * length for length in lengths]
+    zeros = [[0.0] * length for length in lengths]
+    check_gae(rows, zeros, mask, 0.75, 1.0)
+    check_gae(rows, rows, mask, 1.0, 0.5)

@@ -1,23 +1,96 @@
-"""A key is read into the plan, reported as unused with a reason, or accepts one value only. There is no fourth kind."""
+"""A key decides something in the plan, is reported with a reason, or has one value only. There is no fourth kind."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
+from corral.config.audit import ONE_VALUE
 from corral.config.compose import compose
 from corral.config.derive import derive
+from corral.config.influence import influence
 from corral.config.overrides import parse
+from corral.config.reasons import reasons_by_key
 from corral.config.resolve import flatten, resolve
 from corral.config.schema.root import leaves
-from corral.config.section import read_keys
-from corral.config.unused import reasons_by_key
+from corral.config.unused import why_unused
 from corral.errors import ConfigError
 
 ARR = "actor_rollout_ref"
 ACTOR = f"{ARR}.actor"
 ROLLOUT = f"{ARR}.rollout"
+CORRECTION = "algorithm.rollout_correction"
 
-ONE_VALUE = {
+STATIC = [
+    f"{ACTOR}.use_dynamic_bsz=False",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=1",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=1",
+    "critic.ppo_micro_batch_size_per_gpu=1",
+]
+BASE = [
+    "data.train_files=train.parquet",
+    f"{ARR}.model.path=model",
+    "data.train_batch_size=16",
+    f"{ACTOR}.ppo_mini_batch_size=8",
+    f"{ACTOR}.use_dynamic_bsz=True",
+    "trainer.device=cpu",
+]
+RUNS = {
+    "ppo": [
+        f"{ACTOR}.use_kl_loss=True",
+        "trainer.n_gpus_per_node=4",
+        "trainer.test_freq=1",
+        "trainer.save_freq=1",
+        "skip.rollout.enable=True",
+        *(f"{role}.optim.lr_scheduler_type=cosine" for role in (ACTOR, "critic")),
+        f"{ACTOR}.shuffle=True",
+        f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm",
+    ],
+    "static": [
+        *STATIC,
+        "algorithm.use_kl_in_reward=True",
+        "algorithm.kl_ctrl.type=adaptive",
+        "algorithm.use_pf_ppo=True",
+        f"{ROLLOUT}.val_kwargs.do_sample=True",
+        f"{ROLLOUT}.val_kwargs.temperature=1",
+        "trainer.val_only=True",
+        "trainer.device=cuda",
+        f"{ROLLOUT}.name=vllm",
+        f"{ROLLOUT}.fallback=native",
+    ],
+    "grpo": [
+        "algorithm.adv_estimator=grpo",
+        f"{ROLLOUT}.n=4",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=acc",
+        f"{CORRECTION}.rollout_is=token",
+        f"{CORRECTION}.rollout_rs=token_k2",
+        f"{CORRECTION}.rollout_rs_threshold=2",
+    ],
+    "bypass": [f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.loss_type=reinforce"],
+    "own": [
+        "algorithm.adv_estimator=my.estimators:mine",
+        f"{ACTOR}.policy_loss.loss_mode=my.losses:mine",
+        "reward.custom_reward_function.path=my.rewards",
+    ],
+}
+"""Runs between which every key that can have an effect has one."""
+CLUSTER = {"RAY_ADDRESS": "head:6379"}
+
+VLLM = "gpu_memory_utilization enable_chunked_prefill enable_prefix_caching enforce_eager free_cache_engine"
+VLLM += " max_num_batched_tokens max_model_len load_format dtype engine_kwargs calculate_log_probs"
+REPORTED = {
+    *(f"{ROLLOUT}.{name}" for name in VLLM.split()),
+    f"{ACTOR}.fsdp_config.seed",
+    f"{ARR}.ref.fsdp_config.seed",
+    "critic.fsdp.use_torch_compile",
+}
+"""Known so that familiar command lines run, and reported whenever they are set."""
+
+DECIDES_WHETHER_IT_RUNS = f"{ROLLOUT}.fallback"
+
+OTHERS = {
     f"{ARR}.model.use_remove_padding": "False",
     "critic.model.use_remove_padding": "False",
     f"{ACTOR}.strategy": "megatron",
@@ -25,32 +98,55 @@ ONE_VALUE = {
     f"{ACTOR}.fsdp_config.fsdp_size": "2",
     f"{ARR}.ref.fsdp_config.fsdp_size": "2",
     "critic.fsdp.fsdp_size": "2",
-    "algorithm.kl_ctrl.type": "adaptive",
+    f"{ACTOR}.checkpoint.save_contents": "[model] trainer.save_freq=1",
+    f"{ROLLOUT}.tensor_model_parallel_size": "2 trainer.nnodes=2",
     "reward.reward_manager.name": "dapo",
     "trainer.resume_mode": "auto",
 }
 
 
-def read_by(base: list[str], *overrides: str) -> set[str]:
-    config, _ = compose(parse([*base, *overrides]))
-    assert read_keys(config) == set()
-    derive(config, {})
-    return read_keys(config)
+@cache
+def everything() -> dict[str, dict[str, tuple[frozenset[str], str | None]]]:
+    """Run → key → (fields it decides, why it has no effect)."""
+    out = {}
+    for run, keys in RUNS.items():
+        config, plain = compose(parse([*BASE, *keys]))
+        values = flatten(plain)
+        reasons = reasons_by_key(values, derive(config, CLUSTER))
+        found = {key: influence(key, config, values, CLUSTER).fields - {"notices"} for key in leaves()}
+        out[run] = {key: (found[key], why_unused(key, reasons, frozenset())) for key in leaves()}
+    return out
 
 
-def test_every_key_is_read_or_takes_one_value(base):
-    read = read_by(base, f"{ACTOR}.use_kl_loss=True")
-    read |= read_by(base, "trainer.device=cuda", f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.fallback=native")
-    config, plain = compose(parse(base))
-    reasons = reasons_by_key(flatten(plain), derive(config, {}))
-    never_read = set(leaves()) - read - set(ONE_VALUE)
-    assert {key for key in never_read if key not in reasons} == set()
+@pytest.mark.parametrize("key", leaves())
+def test_a_key_decides_something_is_reported_or_has_one_value(key):
+    seen = [run[key] for run in everything().values()]
+    if key in ONE_VALUE:
+        assert not any(fields for fields, _ in seen)
+    elif key in REPORTED:
+        assert all(reason is not None for _, reason in seen)
+    else:
+        assert any(fields and reason is None for fields, reason in seen) or key == DECIDES_WHETHER_IT_RUNS
 
 
-@pytest.mark.parametrize(("key", "value"), ONE_VALUE.items())
+def test_fallback_decides_whether_a_run_is_refused():
+    config, plain = compose(parse([*BASE, *RUNS["static"]]))
+    assert influence(DECIDES_WHETHER_IT_RUNS, config, flatten(plain), {}).refused
+
+
+def test_a_key_that_nothing_derives_is_seen():
+    """What the test above looks for: fsdp and fsdp2 are both accepted, and change nothing."""
+    config, plain = compose(parse(BASE))
+    found = influence(f"{ACTOR}.strategy", config, flatten(plain), {})
+    assert (found.fields, found.refused) == (frozenset(), False)
+    assert why_unused(f"{ACTOR}.strategy", reasons_by_key(flatten(plain), derive(config, {})), frozenset()) is None
+
+
+@pytest.mark.parametrize(("key", "value"), OTHERS.items())
 def test_the_others_are_refused(plan_of, key, value):
+    assert set(OTHERS) == set(ONE_VALUE)
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
-        plan_of(f"{key}={value}")
+        plan_of(*f"{key}={value}".split())
 
 
 def test_reasons_name_keys_that_exist(base):

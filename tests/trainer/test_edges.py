@@ -163,6 +163,12 @@ def test_settings(trained, more: list[str]):
     trained(*more)
 
 
+def test_the_kl_in_the_loss_reports_its_coefficient(trained):
+    step = trained(f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.25")
+    assert step["actor/kl_coef"] == 0.25
+    assert step["actor/kl_loss"] >= 0
+
+
 @pytest.mark.parametrize(
     "mode",
     ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"],

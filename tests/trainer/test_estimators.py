@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from corral.algorithms.advantages import ESTIMATORS, TRAITS
-from tests.trainer.runs import REWARDS, Inputs, metrics, samples, train_here, weights
+from tests.trainer.recorded import skip_overrides
+from tests.trainer.runs import REWARDS, Inputs, metrics, samples, train, train_here, weights
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 HOOKS = f"{REWARDS}/user_hooks.py"
@@ -64,6 +65,58 @@ def test_remax_compares_with_the_greedy_response(inputs: Inputs, tmp_path: Path)
     assert out["critic/advantages/max"] == out["critic/advantages/min"] == 0
     assert out["remax/baseline/mean"] == pytest.approx(out["critic/score/mean"])
     assert len(samples(tmp_path, 1)) == 8  # the greedy samples are not trained on
+
+
+def test_remax_generates_its_baselines_in_a_replayed_step_too(inputs: Inputs, tmp_path: Path):
+    more = ["algorithm.adv_estimator=remax", *skip_overrides(tmp_path / "dumps", 1)]
+    first, again = (step(inputs, tmp_path / name, *more) for name in ("first", "again"))
+    assert (first["rollout/replayed"], again["rollout/replayed"]) == (0, 1)
+    assert again["remax/baseline/mean"] == first["remax/baseline/mean"]
+    assert again["critic/advantages/max"] == pytest.approx(first["critic/advantages/max"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        [
+            "algorithm.adv_estimator=optimal_token_baseline",
+            "algorithm.rollout_correction.rollout_is=sequence",
+            "algorithm.rollout_correction.rollout_rs=[token_k3]",
+            "algorithm.rollout_correction.rollout_rs_threshold=1.0",
+            f"{ACTOR}.policy_loss.loss_mode=kl_cov",
+        ],
+        [
+            f"algorithm.adv_estimator={HOOKS}:three_quarters",
+            f"{ACTOR}.policy_loss.loss_mode={HOOKS}:likelihood",
+            f"reward.custom_reward_function.path={HOOKS}",
+        ],
+        [
+            "algorithm.adv_estimator=remax",
+            COMPONENTS,
+            "algorithm.filter_groups.enable=True",
+            "algorithm.filter_groups.metric=acc",
+            "algorithm.rollout_correction.bypass_mode=True",
+            "algorithm.rollout_correction.loss_type=reinforce",
+            "algorithm.rollout_correction.rollout_is=token",
+        ],
+    ],
+    ids=["statistics", "hooks", "sampling"],
+)
+def test_four_ranks_take_the_step_of_one(inputs: Inputs, tmp_path: Path, more: list[str]):
+    """In float64, two nodes of two ranks that share each sequence."""
+    types = [f"{ACTOR}.fsdp_config.{key}=float64" for key in ("model_dtype", "dtype")]
+    split = ["trainer.nnodes=2", "trainer.n_gpus_per_node=2", f"{ACTOR}.ulysses_sequence_parallel_size=2"]
+    for name, where in (("one", []), ("four", split)):
+        done = train(inputs.overrides(tmp_path / name, *SMALL, f"{ROLLOUT}.n=2", *types, *more, *where))
+        assert done.returncode == 0, done.stderr
+    (one,), (four,) = metrics(tmp_path / "one"), metrics(tmp_path / "four")
+    assert samples(tmp_path / "one", 1) == samples(tmp_path / "four", 1)
+    for name in one.keys() - {name for name in one if name.startswith(("timing", "perf/", "rollout/probe"))}:
+        assert four[name] == pytest.approx(one[name], rel=1e-9, abs=1e-9), name
+    before, after = weights(tmp_path / "one", 1, "actor"), weights(tmp_path / "four", 1, "actor")
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-9)
 
 
 def test_a_missing_reward_component_names_row_and_key(

@@ -106,7 +106,9 @@ def test_without_a_critic_there_are_no_values():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(a_sample(), min_size=1, max_size=5))
 def test_rollout_metrics(samples: list[Sample]):
-    found = rollout_metrics(as_batch(samples))
+    batch = as_batch(samples)
+    assert batch.old_log_probs is not None
+    found = rollout_metrics(batch, batch.old_log_probs)
     rollout = [math.exp(x) for sample in samples for x in sample.valid("rollout_log_probs")]
     old = [math.exp(x) for sample in samples for x in sample.valid("old_log_probs")]
     gaps = [abs(a - b) for a, b in zip(rollout, old, strict=True)]
@@ -124,25 +126,21 @@ def test_rollout_metrics(samples: list[Sample]):
 
 def test_probabilities_that_do_not_vary_have_no_correlation():
     samples = [Sample(1, [True, True], "stop", 0.0, {name: [1.0, 1.0] for name in FIELDS})]
-    assert "training/rollout_actor_probs_pearson_corr" not in rollout_metrics(as_batch(samples))
+    batch = as_batch(samples)
+    assert batch.old_log_probs is not None
+    assert "training/rollout_actor_probs_pearson_corr" not in rollout_metrics(batch, batch.old_log_probs)
 
 
-def test_nothing_is_said_about_rollouts_without_log_probs():
-    batch = Batch.from_samples([[1]], [[2]], row=[0], sample_index=[0], group=[0], finish=["stop"])
-    assert rollout_metrics(batch) == {}
-
-
-@given(st.lists(a_sample(), min_size=1, max_size=5), st.integers(1, 16))
-def test_timing_metrics(samples: list[Sample], world: int):
+@given(st.lists(a_sample(), min_size=1, max_size=5), st.integers(1, 16), st.integers(0, 900))
+def test_timing_metrics(samples: list[Sample], world: int, generated: int):
     seconds = {"gen": 2.0, "reward": 0.5, "values": 0.25, "update_actor": 3.0, "step": 8.0}
-    found = timing_metrics(as_batch(samples), seconds, world)
-    responses = sum(len(sample.mask) for sample in samples)
-    tokens = responses + sum(sample.prompt for sample in samples)
+    found = timing_metrics(as_batch(samples), seconds, world, generated)
+    tokens = sum(sample.prompt + len(sample.mask) for sample in samples)
     wanted = {f"timing_s/{name}": value for name, value in seconds.items()}
     wanted["timing_per_token_ms/values"] = 250 / tokens
     wanted["timing_per_token_ms/update_actor"] = 3000 / tokens
-    if responses:
-        wanted["timing_per_token_ms/gen"] = 2000 / responses
+    if generated:
+        wanted["timing_per_token_ms/gen"] = 2000 / generated
     wanted.update({"perf/total_num_tokens": tokens, "perf/time_per_step": 8.0, "perf/throughput": tokens / 8 / world})
     assert found == pytest.approx(wanted)
 

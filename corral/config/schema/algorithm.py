@@ -21,7 +21,7 @@ class KlControl(Section):
 class FilterGroups(Section):
     enable: bool = key(False, "Dynamic sampling: drop prompts whose samples all score alike and generate for others.")
     metric: str | None = key(
-        None, "What has to vary: score, reward (with KL), or a value that the scorer returns beside it, such as acc."
+        None, "What has to vary: score (also reward), or a value that the scorer returns beside it, such as acc."
     )
     max_num_gen_batches: int = key(0, "Generation batches of one iteration before it gives up; 0: no limit.", "batches")
 
