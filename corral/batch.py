@@ -47,8 +47,8 @@ class Batch:
     The remaining token fields are [R] floats, None until their phase has run:
     rollout_log_probs (engine), old_log_probs, ref_log_probs, sum_pi_squared (Σ π² of the distribution the token was
     drawn from), rollout_is_weights (multiplies the policy loss), sequence_log_ratio, sequence_advantage and selected
-    (statistics of the mini-batch at its present weights, for losses that need them), values (prediction before the token), scores
-    (reward, on the last response token), rewards (scores with KL in reward), advantages, returns.
+    (statistics of the mini-batch at its present weights, for losses that need them), values (prediction before the
+    token), scores (reward, on the last response token), rewards (scores with KL in reward), advantages, returns.
     """
 
     prompt_ids: Tensor

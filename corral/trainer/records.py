@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: plan.json, config.yaml, metrics.jsonl, trace.json, keys.json, logs, exports, samples."""
+"""What a run leaves in its folder: plan, configuration, metrics, trace, keys, logs, model exports, samples."""
 
 from __future__ import annotations
 
