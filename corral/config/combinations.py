@@ -61,8 +61,8 @@ def _check_groups(values: Mapping[str, Any], estimator: str) -> None:
     metric = str(values["algorithm.filter_groups.metric"])
     if names.METRIC_ALIASES.get(metric, metric) == "reward" and values["algorithm.use_kl_in_reward"]:
         raise ConfigError(
-            f"algorithm.filter_groups.metric={metric} with algorithm.use_kl_in_reward=True: the KL makes the rewards of "
-            "every group differ, so nothing would be dropped; set the metric to score"
+            f"algorithm.filter_groups.metric={metric} with algorithm.use_kl_in_reward=True: the KL makes the rewards "
+            "of every group differ, so nothing would be dropped; set the metric to score"
         )
 
 
