@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from corral.config import names
 from corral.config.audit import NOT_APPLICABLE, NOT_NEEDED, REJECTED, UNREAD, USED, audit
 from corral.config.influence import influence
 from corral.config.plan import Plan
-from corral.config.reads import forget, leaf_fields, name_fields, reads
+from corral.config.reads import forget, leaf_fields, merged, name_fields, reads
 from corral.config.resolve import Resolved, flatten, resolve
 from corral.config.schema.root import leaves
 from corral.config.show import as_json
@@ -207,8 +208,13 @@ def test_a_field_that_nobody_reads_is_seen():
     assert plan.actor.seed == plan.critic.seed  # a test is no part of the run
     assert as_json(plan)
     assert reads() == {}
-    assert split([3, 4], dp=2, limits=plan.actor.train).shares
+    assert plan.actor.train is not None
+    assert split([3, 4], dp=2, limits=copy(plan.actor.train)).shares  # as another process gets it
     assert reads() == {f"actor.train.{name}": {"corral.engine.packing"} for name in ("token_budget", "samples")}
+
+
+def test_reads_of_several_processes_add_up():
+    assert merged({"a": {"x"}, "b": {"x"}}, {}, {"a": {"y"}}) == {"a": {"x", "y"}, "b": {"x"}}
 
 
 def test_an_audit_without_reads_finds_every_key_unread(runs):
