@@ -45,11 +45,12 @@ class Inputs:
         ]
 
 
-def train(overrides: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """`python -m corral.trainer.main_ppo` to its end."""
-    return subprocess.run(
-        command(overrides), env={**os.environ, **(environ or {})}, capture_output=True, text=True, timeout=600
-    )
+def train(
+    overrides: Sequence[str], environ: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -m corral.trainer.main_ppo` to its end; a package `corral` in cwd comes before the installed one."""
+    env = {**os.environ, **(environ or {})}
+    return subprocess.run(command(overrides), env=env, cwd=cwd, capture_output=True, text=True, timeout=600)
 
 
 def command(overrides: Sequence[str]) -> list[str]:

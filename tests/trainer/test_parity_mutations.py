@@ -44,6 +44,6 @@ def test_a_planted_bug_is_found(bug: str, inputs: Inputs, alone: Path, tmp_path:
     assert right in source
     (copy / file).write_text(source.replace(right, wrong))
     run_dir = tmp_path / "many"
-    done = train(parity_overrides(inputs, run_dir, split=True, dtype="float64"), {"PYTHONPATH": str(copy.parent)})
+    done = train(parity_overrides(inputs, run_dir, split=True, dtype="float64"), cwd=copy.parent)
     assert done.returncode == 0, done.stderr
     assert differences(alone, run_dir, rtol=1e-9, atol=1e-9) != []
