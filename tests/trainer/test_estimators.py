@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from corral.algorithms.advantages import ESTIMATORS, TRAITS
-from tests.trainer.recorded import skip_overrides
 from tests.trainer.parity import IGNORED
+from tests.trainer.recorded import skip_overrides
 from tests.trainer.runs import REWARDS, Inputs, metrics, samples, train, train_here, weights
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
