@@ -65,7 +65,7 @@ def update_of(name: str, **changes: object) -> ActorUpdate:
         clip_ratio_high=SETTINGS.high,
         clip_ratio_c=SETTINGS.c,
         loss_agg_mode="token-mean",
-        loss_scale_factor=None,
+        loss_scale_factor=float(RESPONSE_LENGTH),
         entropy_coeff=0.0,
         calculate_entropy=False,
         use_kl_loss=False,
@@ -108,7 +108,7 @@ def prepared(name: str, case: Case) -> tuple[Batch, Tensor]:
 
 
 def objective_of(name: str, batch: Batch, **changes: object) -> ActorObjective:
-    return ActorObjective(update_of(name, **changes), Denominators.of(batch), RESPONSE_LENGTH, correction_of(name))
+    return ActorObjective(update_of(name, **changes), Denominators.of(batch), correction_of(name))
 
 
 def statistics_input(batch: Batch, log_probs: Tensor, **changes: object) -> StatisticsInput:

@@ -107,7 +107,7 @@ def plan_of(folder: Path, run: Run, world: int, sp: int) -> Plan:
     assert plan.actor.optim is not None
     changes = {"train": run.limits, "infer": run.limits, "optim": replace(plan.actor.optim, lr=0.01)}
     mode, _, kind = run.goal.name.partition("/")
-    cut = {"mini_batch_prompts": SAMPLES // 2, "loss_agg_mode": run.goal.mode}
+    cut = {"mini_batch_prompts": SAMPLES // 2, "loss_agg_mode": run.goal.mode, "loss_scale_factor": 16.0}
     actor_update = replace(plan.actor_update, **cut, options=OPTIONS, entropy_coeff=0.01, use_kl_loss=True)
     if mode != "critic":
         actor_update = replace(actor_update, loss_mode=mode)
