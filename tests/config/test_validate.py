@@ -110,7 +110,8 @@ def test_a_critic_of_another_tokenizer(plan_of, files):
 
 
 def test_exactly_the_positions_of_the_model_fit(plan_of):
-    plan_of("data.max_prompt_length=40000", "data.max_response_length=960")
+    plan = plan_of("data.max_prompt_length=40000", "data.max_response_length=960")
+    assert plan.rollout.prompt_length + plan.rollout.response_length == 40960
 
 
 def test_stretched_rope_counts(plan_of, files):
