@@ -31,10 +31,8 @@ ONE_VALUE = {
     "critic.fsdp.fsdp_size": _ALL_RANKS,
     "actor_rollout_ref.actor.strategy": _FSDP2,
     "critic.strategy": _FSDP2,
-    "actor_rollout_ref.actor.checkpoint.save_contents": "a save holds the weights",
     "actor_rollout_ref.rollout.tensor_model_parallel_size": "the native engine holds a whole model",
     "reward.reward_manager.name": "the score is on the last token",
-    "trainer.resume_mode": "a run starts from the model folder",
 }
 """Keys with one meaning in this version → what it is."""
 

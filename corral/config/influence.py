@@ -23,6 +23,7 @@ _NAMES: dict[str, Iterable[Any]] = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": names.LOSSES,
     "algorithm.rollout_correction.rollout_rs": names.REJECTIONS,
     "trainer.logger": names.LOGGERS,
+    "actor_rollout_ref.actor.checkpoint.save_contents": [[name] for name in names.SAVE_CONTENTS],
 }
 
 

@@ -102,6 +102,8 @@ LOGGERS_LATER = (
 DEVICES = ("auto", "cpu", "cuda", "npu")
 TRUNCATIONS = ("error", "left", "right", "middle")
 SKIP_ACTIONS = ("cache", "repeat")
+RESUME_MODES = ("disable", "auto", "resume_path")
+SAVE_CONTENTS = ("model", "optimizer", "extra", "hf_model")
 DTYPES = {
     "float32": "float32",
     "fp32": "float32",

@@ -276,7 +276,7 @@ class TrainerPlan(Recorded):
     project_name: str
     experiment_name: str
     run_dir: str  # records: plan, configuration, metrics, traces, logs
-    checkpoint_dir: str  # saved weights; the run folder unless CORRAL_RUN_DIR moves the records
+    checkpoint_dir: str  # checkpoints; the run folder unless CORRAL_RUN_DIR moves the records
     logger: tuple[str, ...]
     total_epochs: int
     total_training_steps: int | None  # None: steps per epoch × epochs, known once the data is read
@@ -289,6 +289,11 @@ class TrainerPlan(Recorded):
     val_cost_rows: int  # a validation set above this many rows prints its estimated cost first (cpu)
     rollout_data_dir: str | None
     cluster_wait: float  # seconds to wait for the nodes and devices of a cluster that is joined
+    save_contents: tuple[str, ...] = ("model", "optimizer", "extra")  # and hf_model
+    resume_mode: str = "disable"  # disable | auto | resume_path
+    resume_from_path: str | None = None  # of resume_path
+    max_actor_ckpt_to_keep: int | None = None  # None: all
+    max_critic_ckpt_to_keep: int | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _REF = "actor_rollout_ref.ref"
 _CORRECTION = "algorithm.rollout_correction"
+_TRAINED = ("actor", "critic")
 
 VLLM_ONLY = tuple(
     f"{_ROLLOUT}.{name}"
@@ -143,6 +144,7 @@ def _roles(plan: Plan) -> dict[str, str]:
         why = f"adv_estimator={estimator} reads no values" if known else "critic.enable is not True"
         out.update({f"critic.{item.name}": f"no critic: {why}" for item in fields(Critic) if item.name != "enable"})
         out["trainer.critic_warmup"] = "there is no critic to warm up"
+        out["trainer.max_critic_ckpt_to_keep"] = "there is no critic to save"
     if plan.ref is None:
         out[_REF] = "no reference model is needed: use_kl_loss and use_kl_in_reward are off"
     return out
@@ -234,8 +236,12 @@ def _running(plan: Plan) -> dict[str, str]:
     if plan.data.filter_overlong_prompts:
         out["data.truncation"] = "filter_overlong_prompts=True drops longer prompts"
     if plan.trainer.save_freq <= 0:
-        out["critic.model.tokenizer_path"] = "it is only saved with the critic, and trainer.save_freq is off"
-        out[f"{_ACTOR}.checkpoint.save_contents"] = "trainer.save_freq is off"
+        for key in (f"{_ACTOR}.checkpoint.save_contents", *(f"trainer.max_{role}_ckpt_to_keep" for role in _TRAINED)):
+            out[key] = "trainer.save_freq is off"
+    if plan.trainer.save_freq <= 0 or "hf_model" not in plan.trainer.save_contents:
+        out["critic.model.tokenizer_path"] = "it is only saved with the critic's hf_model, and none is saved"
+    if plan.trainer.resume_mode != "resume_path":
+        out["trainer.resume_from_path"] = f"only resume_mode=resume_path reads it, not {plan.trainer.resume_mode}"
     if plan.topology.ray_address is None:
         out["trainer.cluster_wait"] = "no cluster is joined: RAY_ADDRESS is not set"
     if plan.topology.device != "cpu" and validates(plan):

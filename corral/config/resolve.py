@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 from corral.config.check import check_files, notices
+from corral.config.checkpoints import find
 from corral.config.compose import compose
 from corral.config.derive import derive
 from corral.config.memory import estimate
@@ -46,10 +47,13 @@ def resolve(overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -
     plan = derive(config, environ)
     given = frozenset(key for override in parsed for key in override.keys)
     check_files(plan, given)
+    trainer = plan.trainer
+    resumed = find(trainer.resume_mode, trainer.resume_from_path, trainer.checkpoint_dir)
+    going_on = [f"resuming from {resumed.folder.name} in {resumed.folder.parent}"] if resumed else []
     plan = replace(
         plan,
         memory=estimate(plan),
-        notices=plan.notices + tuple(spellings(parsed, values)) + tuple(notices(plan)),
+        notices=(*going_on, *plan.notices, *spellings(parsed, values), *notices(plan)),
         unused=unused(parsed, values, plan),
     )
     name_fields(plan)

@@ -212,7 +212,7 @@ def _records(plan: Plan) -> list[Row]:
         ("validation", f"{validation}, {_sampling(plan.rollout.val_sampling)}" if validation != "never" else "never"),
         (
             "saves",
-            f"every {_count(trainer.save_freq, 'step')} to {trainer.checkpoint_dir}"
+            f"{', '.join(trainer.save_contents)} every {_count(trainer.save_freq, 'step')} to {trainer.checkpoint_dir}"
             if trainer.save_freq > 0
             else "never",
         ),

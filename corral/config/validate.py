@@ -36,7 +36,7 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "data.truncation": (names.TRUNCATIONS, ()),
     "reward.reward_manager.name": (("naive",), ("dapo", "gdpo", "rate_limited", "remote")),
     "trainer.device": (names.DEVICES, ()),
-    "trainer.resume_mode": (("disable",), ("auto", "resume_path")),
+    "trainer.resume_mode": (names.RESUME_MODES, ()),
     "skip.rollout.action": (names.SKIP_ACTIONS, ("random", "empty")),
 }
 """Key → (names this version has, names of the same family that it does not have)."""
@@ -46,6 +46,8 @@ _AT_LEAST_ONE = (
     "trainer.n_gpus_per_node",
     "trainer.total_epochs",
     "trainer.total_training_steps",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.max_critic_ckpt_to_keep",
     "algorithm.kl_ctrl.horizon",
     "data.train_batch_size",
     "data.max_prompt_length",
@@ -132,6 +134,7 @@ def check_values(values: Values) -> None:
     _check_sampling(values)
     _check_models(values)
     _check_unavailable(values)
+    _check_checkpoints(values)
     _check_skip(values)
 
 
@@ -193,11 +196,21 @@ def _check_unavailable(values: Values) -> None:
         size = values[f"{block}.fsdp_size"]
         if size != -1:
             raise ConfigError(f"{block}.fsdp_size={size} is not available; only -1 (shard over all ranks) is")
-    contents = values[f"{_ACTOR}.checkpoint.save_contents"]
-    if values["trainer.save_freq"] > 0 and contents != ["hf_model"]:
+
+
+def _check_checkpoints(values: Values) -> None:
+    key = f"{_ACTOR}.checkpoint.save_contents"
+    for name in values[key]:
+        check_name(key, name, names.SAVE_CONTENTS)
+    if values["trainer.save_freq"] > 0 and not values[key]:
         raise ConfigError(
-            f"trainer.save_freq={values['trainer.save_freq']} with {_ACTOR}.checkpoint.save_contents={contents}: this "
-            f"version saves weights only, without resume; set '{_ACTOR}.checkpoint.save_contents=[hf_model]'"
+            f"{key}=[] with trainer.save_freq={values['trainer.save_freq']} saves nothing; name some of "
+            f"{', '.join(names.SAVE_CONTENTS)}, or set trainer.save_freq=-1"
+        )
+    if values["trainer.resume_mode"] == "resume_path" and not values["trainer.resume_from_path"]:
+        raise ConfigError(
+            "trainer.resume_mode=resume_path without trainer.resume_from_path; give the folder global_step_N of a "
+            "checkpoint"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from corral.batch import Batch
 from corral.config.plan import EnginePlan
+from corral.engine import checkpoint
 from corral.engine.attention import CONTEXT, PackedAttention
 from corral.engine.distributed import device_of, parallel
 from corral.engine.export import full_tensor, full_weights, write_folder
@@ -210,6 +211,30 @@ class Engine:
         write_folder(path, self.module, Path(self.plan.model.tokenizer_path), writer=self.parallel.rank == 0)
         if self.parallel.world > 1:
             dist.barrier()
+
+    def save_checkpoint(self, folder: Path, contents: Sequence[str]) -> None:
+        """Write model, optimizer, extra, hf_model, as asked for, into `folder`, which the caller publishes when whole.
+
+        Raises InfraError when it cannot be written. Rank 0 writes; all ranks return when it has.
+        """
+        writer = self.parallel.rank == 0
+        if "model" in contents:
+            checkpoint.save_model(folder, self.module, writer=writer)
+        if "optimizer" in contents and self.optimizer is not None:
+            checkpoint.save_optimizer(folder, self.module, self.optimizer, writer=writer)
+        if "extra" in contents and writer:
+            checkpoint.save_extra(folder, self.iteration)
+        if "hf_model" in contents:
+            self.save(folder / "huggingface")
+        elif self.parallel.world > 1:
+            dist.barrier()
+
+    def load_checkpoint(self, folder: Path) -> None:
+        """Go on from model, optimizer and extra in `folder`, written in any world. DataError: damaged, or another's."""
+        checkpoint.load_model(folder, self.module)
+        if self.optimizer is not None:
+            checkpoint.load_optimizer(folder, self.module, self.optimizer)
+        self.iteration = checkpoint.load_extra(folder)
 
 
 def _token_fields(batch: Batch, weight: Tensor) -> Mapping[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from corral import atomic
 from corral.errors import InfraError
 
 # What a model folder holds beside the model: everything but weights and the config, which the model writes itself.
@@ -24,14 +24,22 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-@torch.no_grad()
-def full_weights(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and saved buffers by name, whole, one at a time. Tied ones come once. Every rank has to exhaust it."""
+def own_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and saved buffers by name, as this rank holds them. Tied ones come once, under their first name."""
     seen: set[int] = set()
+    own = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            yield name, full_tensor(tensor.detach())
+            own[name] = tensor
+    return own
+
+
+@torch.no_grad()
+def full_weights(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The same, whole, one at a time. Every rank has to exhaust it."""
+    for name, tensor in own_tensors(module).items():
+        yield name, full_tensor(tensor.detach())
 
 
 def write_folder(path: Path, module: PreTrainedModel, tokenizer: Path, *, writer: bool) -> None:
@@ -43,23 +51,17 @@ def write_folder(path: Path, module: PreTrainedModel, tokenizer: Path, *, writer
     weights = {name: tensor.cpu() for name, tensor in full_weights(module) if writer}
     if not writer:
         return
-    path = path.absolute()
-    fresh, old = (path.with_name(f".{path.name}.{kind}-{os.getpid()}") for kind in ("new", "old"))
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        for file in sorted(tokenizer.iterdir()):
-            if file.is_file() and file.suffix in _BESIDE and file.name != "config.json" and "index" not in file.name:
-                shutil.copyfile(file, fresh / file.name)
-        module.save_pretrained(fresh, state_dict=weights)
-        if path.exists():
-            path.rename(old)
-        fresh.rename(path)
+        with atomic.new_folder(path) as fresh:
+            for file in sorted(tokenizer.iterdir()):
+                if (
+                    file.is_file()
+                    and file.suffix in _BESIDE
+                    and file.name != "config.json"
+                    and "index" not in file.name
+                ):
+                    shutil.copyfile(file, fresh / file.name)
+            module.save_pretrained(fresh, state_dict=weights)
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise InfraError(f"cannot write the model to {path}: {reason}; free space or choose another folder") from error
-    finally:
-        if old.exists() and not path.exists():  # stopped between the two renames
-            old.rename(path)
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)

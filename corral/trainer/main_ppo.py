@@ -29,6 +29,8 @@ def main(argv: Sequence[str]) -> int:
         from corral.trainer.run import open_run
 
     with open_run(resolved.plan, resolved.config) as run:
+        if run is None:
+            return 0
         fit(run)
         run.records.keys(audit(resolved, merged(reads(), run.group.plan_reads())))
     return 0

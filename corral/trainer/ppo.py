@@ -41,31 +41,30 @@ MAX_NON_FINITE = 3
 
 
 def fit(run: Run) -> None:
-    """Train to the horizon."""
-    trainer = run.plan.trainer
+    """Train to the horizon, from wherever the run stands."""
+    trainer, start = run.plan.trainer, run.progress.step
     if trainer.val_before_train or trainer.val_only:
-        report(run, 0, validate(run, step=0))
+        report(run, start, validate(run, step=start))
     if trainer.val_only:
         return
-    non_finite = 0
-    for step in tqdm(range(1, run.total_steps + 1), unit="step", disable=not sys.stderr.isatty()):
+    steps = range(start + 1, run.total_steps + 1)
+    for step in tqdm(steps, initial=start, total=run.total_steps, unit="step", disable=not sys.stderr.isatty()):
         raise_lost_signal()
-        metrics, skipped = iterate(run, step)
+        metrics = iterate(run, step)
         if due(trainer.test_freq, step, run.total_steps):
             with run.timers("testing"):
                 metrics.update(validate(run, step))
             metrics["timing_s/testing"] = run.timers.take()["testing"]
         report(run, step, metrics)
-        non_finite = non_finite + 1 if skipped else 0
-        if non_finite == MAX_NON_FINITE:
+        if run.progress.non_finite == MAX_NON_FINITE:
             raise TrainingError(
                 f"non-finite gradients in {MAX_NON_FINITE} iterations in a row, the last is step {step}; "
                 "lower the learning rate or look at the rewards and the KL terms"
             )
 
 
-def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
-    """One iteration: its metrics, and how many optimizer steps were skipped for a non-finite gradient."""
+def iterate(run: Run, step: int) -> dict[str, float]:
+    """One iteration, saved if it is due: its metrics."""
     plan, group, timer = run.plan, run.group, run.timers
     algorithm = plan.algorithm
     metrics = {"training/global_step": float(step), "training/epoch": float(run.loader.epoch)}
@@ -97,16 +96,17 @@ def iterate(run: Run, step: int) -> tuple[dict[str, float], int]:
                     metrics["actor/kl_coef"] = plan.actor_update.kl_loss_coef
             with timer("update_weights"):
                 after_update(run, updates[-1], metrics)
+        run.progress.finish(step, skipped=sum(update.skipped for update in updates))
         if due(plan.trainer.save_freq, step, run.total_steps):
             with timer("save_checkpoint"):
-                save(run, step)
+                run.checkpoints.save(group)
     metrics.update({**kl, **components, **collected.metrics})
     metrics.update(data_metrics(batch, collected.values, plan.data.max_prompt_length))
     metrics.update(balance_metrics(batch, plan.actor, plan.trainer.balance_batch))
     metrics.update(memory_metrics())
     metrics.update(timing_metrics(batch, timer.take(), plan.topology.world, collected.generated_tokens))
     dump_samples(run, step, batch, collected.values)
-    return metrics, sum(update.skipped for update in updates)
+    return metrics
 
 
 def with_old_log_probs(run: Run, batch: Batch, metrics: dict[str, float]) -> Batch:
@@ -159,13 +159,6 @@ def after_update(run: Run, update: Update, metrics: dict[str, float]) -> None:
         log.warning("%d of %d optimizer steps skipped: non-finite gradient", update.skipped, update.optimizer_steps)
     if run.group.rollout_started and update.skipped < update.optimizer_steps:
         metrics["rollout/probe_gap"] = push_weights(run.group, run.plan, run.probe)
-
-
-def save(run: Run, step: int) -> None:
-    """Export actor and critic as model folders under global_step_N."""
-    roles = ("actor",) if run.plan.critic is None else ("actor", "critic")
-    for role in roles:
-        run.group.save(role, f"{run.plan.trainer.checkpoint_dir}/global_step_{step}/{role}/huggingface")
 
 
 def report(run: Run, step: int, metrics: dict[str, float]) -> None:

@@ -12,6 +12,7 @@ from corral.algorithms.advantages import Estimator, estimator
 from corral.algorithms.policy_losses import policy_loss
 from corral.batch import Batch
 from corral.config.check import validates
+from corral.config.checkpoints import find
 from corral.config.plan import Plan
 from corral.data.loader import PromptLoader
 from corral.data.prompts import PromptDataset
@@ -20,6 +21,7 @@ from corral.errors import ConfigError, DataError, InfraError
 from corral.rewards.pool import RewardPool
 from corral.rewards.registry import scorer_for
 from corral.rollout.eos import eos_ids
+from corral.trainer.checkpoints import Checkpoints, Progress
 from corral.trainer.generation import Generation
 from corral.trainer.kl_coefficient import KLCoefficient
 from corral.trainer.records import Records
@@ -52,11 +54,16 @@ class Run:
     probe: Batch
     estimator: Estimator
     kl_coefficient: KLCoefficient
+    progress: Progress
+    checkpoints: Checkpoints
 
 
 @contextmanager
-def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
-    """Open a run and close whatever it started, also when it fails half-way."""
+def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run | None]:
+    """Open a run and close whatever it started, also when it fails half-way.
+
+    None, with nothing started or written: it goes on from a checkpoint at its last step or beyond.
+    """
     # A user's own estimator or loss that cannot be imported should not cost the start of the workers.
     chosen = estimator(plan.algorithm.adv_estimator)
     policy_loss(plan.actor_update.loss_mode, plan.algorithm.rollout_correction)
@@ -71,6 +78,17 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
             scorer_for(source)  # a data source that nobody can score is told now, not after the first generation
     loader = PromptLoader(train, batch_size=data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
     total_steps = _total_steps(plan, loader)
+    kl_coefficient = KLCoefficient(plan.algorithm.kl_ctrl, plan.algorithm.kl_ctrl.kl_coef)
+    progress = Progress()
+    checkpoints = Checkpoints(plan, loader, kl_coefficient, progress, total_steps)
+    trainer = plan.trainer
+    resumed = find(trainer.resume_mode, trainer.resume_from_path, trainer.checkpoint_dir)
+    if resumed is not None:
+        checkpoints.restore_driver(resumed)
+        if progress.step >= total_steps and not trainer.val_only:
+            log.info("%s is at step %d of %d: nothing to do", resumed.folder, progress.step, total_steps)
+            yield None
+            return
     probe = _probe(train)
     ids = eos_ids(plan.actor.model.path, tokenizer)
     if not ids and not plan.rollout.ignore_eos:
@@ -90,6 +108,9 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
             launcher = _launch(plan, total_steps, records)
         stack.callback(launcher.close)
         group = WorkerGroup(launcher, plan)
+        if resumed is not None:
+            with timers("load_checkpoint"):
+                checkpoints.restore_workers(group, resumed)
         yield Run(
             plan=plan,
             total_steps=total_steps,
@@ -102,7 +123,9 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run]:
             timers=timers,
             probe=probe,
             estimator=chosen,
-            kl_coefficient=KLCoefficient(plan.algorithm.kl_ctrl, plan.algorithm.kl_ctrl.kl_coef),
+            kl_coefficient=kl_coefficient,
+            progress=progress,
+            checkpoints=checkpoints,
         )
 
 

@@ -179,9 +179,13 @@ class WorkerGroup:
 
     # The rest ------------------------------------------------------------------------------------------------------
 
-    def save(self, role: str, folder: str) -> None:
-        """Write one role's weights as a model folder."""
-        self.launcher.call("save", [(role, folder)] * self.world)
+    def save(self, role: str, folder: str, contents: Sequence[str]) -> None:
+        """Write one role's part of a checkpoint: model, optimizer, extra, hf_model, as asked for."""
+        self.launcher.call("save", [(role, folder, tuple(contents))] * self.world)
+
+    def load(self, role: str, folder: str) -> None:
+        """Go on from one role's part of a checkpoint, whatever world wrote it."""
+        self.launcher.call("load", [(role, folder)] * self.world)
 
     def plan_reads(self) -> Reads:
         """The fields of the plan that any rank has read, and by which modules."""

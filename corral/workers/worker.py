@@ -169,13 +169,20 @@ class Worker:
             self.rollout.sleep()
         return float((here - torch.tensor(there, dtype=here.dtype)).abs().max())
 
-    # Export --------------------------------------------------------------------------------------------------------
+    # Checkpoints ---------------------------------------------------------------------------------------------------
 
-    def save(self, role: str, folder: str) -> None:
-        """Write the role's weights as a model folder (rank 0 writes, all ranks take part)."""
+    def save(self, role: str, folder: str, contents: Sequence[str]) -> None:
+        """Write the role's part of a checkpoint (rank 0 writes, all ranks take part)."""
         engine = self.engines[role]
-        with self._phase("save_checkpoint"), engine.loaded(optimizer=False):
-            engine.save(Path(folder))
+        with self._phase("save_checkpoint"), engine.loaded(optimizer="optimizer" in contents):
+            engine.save_checkpoint(Path(folder), contents)
+
+    def load(self, role: str, folder: str) -> None:
+        """Go on from the role's part of a checkpoint; every rank reads its own share of it."""
+        engine = self.engines[role]
+        with self._phase("load_checkpoint"), engine.loaded(optimizer=True):
+            engine.load_checkpoint(Path(folder))
+        self._say(f"loaded {role} of {folder}")
 
 
 def _full_copy(plan: EnginePlan, rank: Rank) -> torch.nn.Module:

@@ -29,7 +29,9 @@ class PolicyLoss(Section):
 @dataclass
 class Checkpoint(Section):
     save_contents: list[str] = key(
-        ["hf_model"], "What a save holds. Only [hf_model] is available: the weights as a model folder, no resume."
+        ["model", "optimizer", "extra"],
+        "What a checkpoint holds, of actor and critic: model, optimizer and extra, which resuming takes all three of; "
+        "hf_model, a model folder that transformers loads.",
     )
 
 

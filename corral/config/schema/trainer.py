@@ -23,17 +23,28 @@ class Trainer(Section):
     logger: Any = key(
         ["console", "file"], "console: one line a step. file names metrics.jsonl, which every run writes anyway."
     )
-    save_freq: int = key(-1, "Iterations between weight exports; -1: never. The last iteration is saved too.", "steps")
+    save_freq: int = key(-1, "Iterations between checkpoints; -1: never. The last iteration is saved too.", "steps")
     test_freq: int = key(-1, "Iterations between validations; -1: never. The last iteration validates too.", "steps")
     val_before_train: bool | None = key(None, "Validate before the first iteration; null: when test_freq > 0.")
     val_only: bool = key(False, "Validate once and stop.")
     val_cost_rows: int = key(
         128, "On cpu, a validation set with more rows prints its estimated cost before it starts.", "rows"
     )
-    resume_mode: str = key("disable", "disable: start from the model folder.")
+    resume_mode: str = key(
+        "auto",
+        "auto: go on from the newest checkpoint in default_local_dir, if there is one. resume_path: from "
+        "resume_from_path. disable: start from the model folder.",
+    )
+    resume_from_path: str | None = key(None, "Folder global_step_N of a checkpoint, for resume_mode=resume_path.")
+    max_actor_ckpt_to_keep: int | None = key(
+        None, "Newest checkpoints whose actor stays on disk; null: all.", "checkpoints"
+    )
+    max_critic_ckpt_to_keep: int | None = key(
+        None, "Newest checkpoints whose critic stays on disk; null: all.", "checkpoints"
+    )
     default_local_dir: str = key(
         "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
-        "Run folder: plan, configuration, metrics, traces, logs and saved weights.",
+        "Run folder: plan, configuration, metrics, traces, logs and checkpoints.",
     )
     rollout_data_dir: str | None = key(
         None, "Folder for one JSONL file of prompts, responses and scores per iteration."
