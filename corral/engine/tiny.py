@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from corral import atomic
 from corral.engine.tiny_corpus import CORPUS
 from corral.errors import DataError
 
@@ -76,13 +75,10 @@ def write_tiny_model(
         raise DataError(f"{out} exists and is not this model; choose another folder, or replace it with --force")
     tokenizer = _train_tokenizer(vocab_size)
     model = _random_model(architecture, sizes, tokenizer, seed=seed, mean_length=mean_length)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-        folder = Path(scratch) / "model"
+    with atomic.new_folder(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / RECIPE_FILE).write_text(json.dumps(recipe, indent=2, sort_keys=True) + "\n")
-        _publish(folder, out, retired=Path(scratch) / "retired")
     return True
 
 
@@ -91,15 +87,6 @@ def _is_made_by(out: Path, recipe: dict[str, Any]) -> bool:
         return bool(json.loads((out / RECIPE_FILE).read_text()) == recipe)
     except (OSError, ValueError):
         return False
-
-
-def _publish(folder: Path, out: Path, *, retired: Path) -> None:
-    """Put `folder` in the place of `out`; what was there before moves to `retired`."""
-    if out.is_dir() and not out.is_symlink() and any(out.iterdir()):
-        os.rename(out, retired)
-    elif out.is_file() or out.is_symlink():
-        out.unlink()
-    os.rename(folder, out)
 
 
 def _train_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:

@@ -10,9 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,6 +21,7 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
+from corral import atomic
 from corral.batch import Batch
 from corral.config.plan import SkipPlan
 from corral.errors import InfraError
@@ -33,7 +31,6 @@ from corral.rollout.fingerprint import Fingerprint, rows_digest
 FORMAT = 1
 TENSORS = "rollout.safetensors"
 META = "meta.json"
-REPLACED = "replaced"
 
 _FIELDS = (
     "prompt_ids",
@@ -126,9 +123,9 @@ class Replay:
         }
         text = json.dumps(meta, indent=1).encode()
         target = self._folder / str(step)
-        with _reported(target, len(payload) + len(text)):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            _write_folder(target, {TENSORS: payload, META: text})
+        with _reported(target, len(payload) + len(text)), atomic.new_folder(target) as folder:
+            (folder / TENSORS).write_bytes(payload)
+            (folder / META).write_bytes(text)
         return target
 
 
@@ -173,38 +170,6 @@ def _recorded_tensors(batch: Batch) -> dict[str, Tensor]:
 def _requests(batch: Batch) -> Iterator[Request]:
     for i, (row, index) in enumerate(zip(batch.row.tolist(), batch.sample_index.tolist(), strict=True)):
         yield Request(tuple(batch.prompt(i).tolist()), row, index)
-
-
-def _write_folder(target: Path, files: dict[str, bytes]) -> None:
-    """All files in a new folder under its final name, or no trace."""
-    # A leading dot keeps it from ever being taken for a dump, should this process be killed here.
-    temporary = target.parent / f".{target.name}.{secrets.token_hex(6)}.tmp"
-    try:
-        temporary.mkdir()
-        for name, content in files.items():
-            with open(temporary / name, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        _flush_folder(temporary)
-        if target.exists():
-            # A folder cannot replace a full one in one call: the old dump steps aside into the new one's folder. A
-            # kill in between costs a generation, never a wrong dump.
-            os.rename(target, temporary / REPLACED)
-        os.rename(temporary, target)
-        _flush_folder(target.parent)
-        shutil.rmtree(target / REPLACED, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

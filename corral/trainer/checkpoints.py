@@ -100,10 +100,9 @@ class Checkpoints:
     def _prune(self) -> None:
         """Remove parts beyond the number to keep, of this step and those before: later ones are of another branch."""
         trainer = self._plan.trainer
-        keep = {"actor": trainer.max_actor_ckpt_to_keep, "critic": trainer.max_critic_ckpt_to_keep}
         saved = [folder for step, folder in steps_on_disk(self._folder).items() if step <= self._progress.step]
         for role in self._roles:
-            limit = keep[role]
+            limit = trainer.max_actor_ckpt_to_keep if role == "actor" else trainer.max_critic_ckpt_to_keep
             for folder in saved[:-limit] if limit else ():
                 atomic.remove_folder(folder / role)
         for folder in saved[:-1]:

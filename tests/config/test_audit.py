@@ -41,6 +41,7 @@ RUNS = {
         f"{ROLLOUT}.val_kwargs.temperature=1.0",
         "trainer.test_freq=1",
         "trainer.save_freq=1",
+        f"{ACTOR}.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
         "skip.rollout.enable=True",
         "skip.rollout.steps=[1]",
         f"{ROLLOUT}.gpu_memory_utilization=0.3",
@@ -102,6 +103,7 @@ HANDED_ON = {
     *(f"{role}.optim.min_lr_ratio" for role in (ACTOR, "critic")),  # to every schedule
     "algorithm.kl_ctrl.kl_coef",  # to the controller, which without a KL in the reward nobody asks
     f"{ACTOR}.calculate_entropy",  # or entropy_coeff: read first
+    "trainer.resume_from_path",  # with resume_mode, to whoever looks for a checkpoint
     "skip.rollout.steps",  # compared with the horizon before skip.rollout.enable is
 }
 """Keys without effect whose fields are read all the same: handed to something that ignores them."""

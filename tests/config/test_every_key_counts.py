@@ -42,6 +42,7 @@ RUNS = {
         "trainer.n_gpus_per_node=4",
         "trainer.test_freq=1",
         "trainer.save_freq=1",
+        f"{ACTOR}.checkpoint.save_contents=[hf_model]",
         "skip.rollout.enable=True",
         *(f"{role}.optim.lr_scheduler_type=cosine" for role in (ACTOR, "critic")),
         f"{ACTOR}.shuffle=True",
@@ -68,7 +69,12 @@ RUNS = {
         f"{CORRECTION}.rollout_rs=token_k2",
         f"{CORRECTION}.rollout_rs_threshold=2",
     ],
-    "bypass": [f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.loss_type=reinforce"],
+    "bypass": [
+        "trainer.resume_mode=resume_path",
+        "trainer.resume_from_path=x",
+        f"{CORRECTION}.bypass_mode=True",
+        f"{CORRECTION}.loss_type=reinforce",
+    ],
     "own": [
         "algorithm.adv_estimator=my.estimators:mine",
         f"{ACTOR}.policy_loss.loss_mode=my.losses:mine",
@@ -98,10 +104,8 @@ OTHERS = {
     f"{ACTOR}.fsdp_config.fsdp_size": "2",
     f"{ARR}.ref.fsdp_config.fsdp_size": "2",
     "critic.fsdp.fsdp_size": "2",
-    f"{ACTOR}.checkpoint.save_contents": "[model] trainer.save_freq=1",
     f"{ROLLOUT}.tensor_model_parallel_size": "2 trainer.nnodes=2",
     "reward.reward_manager.name": "dapo",
-    "trainer.resume_mode": "auto",
 }
 
 
@@ -181,6 +185,11 @@ def test_reasons_name_keys_that_exist(base):
         (f"{ROLLOUT}.seed", "3", [f"{ROLLOUT}.do_sample=False"], "nothing is drawn"),
         ("reward.custom_reward_function.name", "mine", [], "path is not set"),
         ("skip.rollout.steps", "[1]", [], "enable=False"),
+        ("trainer.resume_from_path", "global_step_1", [], "resume_mode=resume_path"),
+        (f"{ACTOR}.checkpoint.save_contents", "[model]", [], "save_freq is off"),
+        ("trainer.max_actor_ckpt_to_keep", "1", [], "save_freq is off"),
+        ("trainer.max_critic_ckpt_to_keep", "1",
+         ["algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=2", "trainer.save_freq=1"], "no critic"),
         (f"{ROLLOUT}.fallback", "native", [], "requested engine runs"),
     ],
 )  # fmt: skip

@@ -59,11 +59,11 @@ def test_two_runs_at_once_make_it_once(tmp_path, root):
     outputs = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert sum(output.count("preparing data") for output in outputs) == 1
-    assert not list(root.glob("*.partial"))
+    assert not list(root.glob(".*"))
 
 
 def test_what_a_killed_run_left_is_not_used(tmp_path, root):
-    partial = folder_of(root).with_suffix(".partial")
+    partial = folder_of(root).with_name(f".{folder_of(root).name}.new-0123")
     partial.mkdir(parents=True)
     (partial / "junk").write_text("half")
     done = run(tmp_path, USE, caches=CACHES, env=ENV)
@@ -77,7 +77,7 @@ def test_a_command_that_fails_leaves_no_folder_and_its_exit_code(tmp_path, root)
     assert done.returncode == 1
     assert last_line(done) == "VERDICT: FAILED small: preparing cache data failed with exit code 1"
     assert not folder_of(root, make).exists()
-    assert not list(root.glob("*.partial"))
+    assert not list(root.glob(".*"))
 
 
 def test_a_cache_that_takes_too_long(tmp_path, root):
@@ -87,7 +87,7 @@ def test_a_cache_that_takes_too_long(tmp_path, root):
     assert done.returncode == 124
     assert last_line(done) == "VERDICT: TIMEOUT small: data was not prepared after 2 s"
     assert not folder_of(root, make).exists()
-    assert not list(root.glob("*.partial"))
+    assert not list(root.glob(".*"))
 
 
 def test_a_signal_while_preparing(tmp_path, root):
@@ -100,7 +100,7 @@ def test_a_signal_while_preparing(tmp_path, root):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert output.splitlines()[-1] == "VERDICT: INTERRUPTED small: SIGINT"
-    assert not list(root.glob("*.partial"))
+    assert not list(root.glob(".*"))
 
 
 def test_a_cache_folder_that_cannot_be_written(tmp_path, root):

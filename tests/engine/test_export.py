@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -86,15 +87,15 @@ def test_an_interrupt_between_the_renames_leaves_the_old_folder(
     engine = Engine(engine_plan(models["qwen3"]), Rank(), horizon=1)
     engine.save(tmp_path / "saved")
     (tmp_path / "saved" / "mark").touch()
-    rename, targets = Path.rename, []
+    rename, targets = os.rename, []
 
-    def interrupted(self: Path, target: Path) -> Path:
+    def interrupted(source: Path, target: Path) -> None:
         targets.append(target)
         if len(targets) == 2:
             raise KeyboardInterrupt
-        return rename(self, target)
+        rename(source, target)
 
-    monkeypatch.setattr(Path, "rename", interrupted)
+    monkeypatch.setattr(os, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.save(tmp_path / "saved")
     assert (tmp_path / "saved" / "mark").exists()

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -144,7 +145,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("corral.engine.tiny.os.rename", interrupted)
+    monkeypatch.setattr(os, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_tiny_model(tmp_path / "model", **SMALL)
     assert list(tmp_path.iterdir()) == []

@@ -35,6 +35,7 @@ class Inputs:
             f"actor_rollout_ref.model.path={self.model}",
             "actor_rollout_ref.actor.ppo_mini_batch_size=4",
             "actor_rollout_ref.actor.use_dynamic_bsz=True",
+            "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
             f"reward.custom_reward_function.path={REWARDS}/varied_reward.py",
             "trainer.n_gpus_per_node=1",
             "trainer.nnodes=1",
