@@ -103,7 +103,10 @@ def test_four_steps_are_two_and_two(models: dict[str, Path], tmp_path: Path, arc
     assert any(not torch.equal(whole.weights[name], weight) for name, weight in untrained.weights.items())
 
 
-@pytest.mark.parametrize(("before", "after"), [((1, 1), (4, 2)), ((4, 2), (1, 1)), ((4, 1), (3, 1))])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((1, 1), (4, 2)), ((4, 2), (1, 1)), pytest.param((4, 1), (3, 1), marks=pytest.mark.slow)],
+)
 def test_a_critic_goes_on_in_another_world(
     models: dict[str, Path], tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
 ) -> None:

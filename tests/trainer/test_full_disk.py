@@ -10,6 +10,7 @@ import pytest
 
 from corral.engine.engine import Engine
 from corral.rollout.replay import Replay
+from corral.trainer.checkpoints import Checkpoints
 from corral.trainer.records import Records
 from tests.trainer.runs import Inputs, metrics, temporary_files, train_here
 
@@ -60,6 +61,20 @@ def test_while_saving_the_model(run_and_fill, tmp_path: Path, size: int):
     line = run_and_fill(Engine, "save", size, "trainer.save_freq=1")
     assert f"cannot write the model to {tmp_path}/run/global_step_1/actor/huggingface" in line
     assert list((tmp_path / "run" / "global_step_1").rglob("*.*")) == []
+
+
+@pytest.mark.parametrize("size", [0, 1_000_000])
+def test_while_saving_a_checkpoint(run_and_fill, tmp_path: Path, size: int):
+    whole = "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra]"
+    line = run_and_fill(Engine, "save_checkpoint", size, "trainer.save_freq=1", whole)
+    assert f"cannot write {tmp_path}/run/global_step_1/actor/model.safetensors: File too large" in line
+    assert list((tmp_path / "run").glob("*step*")) == []
+
+
+def test_while_saving_what_the_driver_holds(run_and_fill, tmp_path: Path):
+    line = run_and_fill(Checkpoints, "_state", 0, "trainer.save_freq=1")
+    assert f"cannot write {tmp_path}/run/global_step_1/trainer.json: File too large" in line
+    assert list((tmp_path / "run").glob("*step*")) == []
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -13,8 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from corral.data.arithmetic import write_arithmetic
+from corral.engine.tiny import write_tiny_model
 from tests.trainer.checkpoints import ACTOR, STEPS, assert_same_checkpoint, from_path, measured, resumable, state
 from tests.trainer.runs import Inputs, error_line, metrics, temporary_files, train_here, weights
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    """A model of two small layers: most of the time would go into writing checkpoints to disk."""
+    folder = tmp_path_factory.mktemp("small")
+    write_tiny_model(folder / "model", mean_length=12, hidden_size=32, layers=2, heads=2, kv_heads=1)
+    write_arithmetic(folder / "data", seed=0, train=64, test=8)
+    return Inputs(model=folder / "model", data=folder / "data")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +48,8 @@ def stopped(straight: Path, tmp_path: Path) -> Path:
 
 def test_the_run_moves_what_has_to_be_kept(straight: Path):
     lines = metrics(straight)
-    assert len({line["actor/lr"] for line in lines}) == len({line["critic/lr"] for line in lines}) == STEPS
+    for role in ("actor", "critic"):  # warm-up, then half a cosine
+        assert [line[f"{role}/lr"] for line in lines] == pytest.approx([5e-4, 1e-3, 1e-3, 5e-4])
     assert len({state(straight, step)["kl_coefficient"] for step in range(1, STEPS + 1)}) == STEPS
     assert [line["training/epoch"] for line in lines] == [0, 0, 1, 1]
     assert all(line["actor/grad_norm"] > 1e-3 for line in lines)
@@ -65,6 +76,7 @@ def test_auto_goes_on_from_the_newest_and_the_plan_says_so(
     assert json.loads((stopped / "keys.json").read_text())["trainer.resume_mode"]["by"] == ["corral.trainer.run"]
 
 
+@pytest.mark.slow
 def test_disable_starts_from_the_model(inputs: Inputs, straight: Path, stopped: Path):
     assert train_here(resumable(inputs, stopped, "trainer.resume_mode=disable")) == 0
     assert measured(stopped) == measured(straight)
@@ -155,8 +167,8 @@ write, calls = {name}, 0
 
 def killed(path, *args):
     global calls
-    calls += 1
-    if calls == {call}:
+    calls += "{match}" in str(path)
+    if calls == 2:
         if path.name == "model.safetensors":
             path.write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -168,21 +180,20 @@ run_command(lambda: main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize(
-    ("name", "call", "left"),
+    ("name", "match", "left"),
     [
-        ("checkpoint.write_tensors", 7, {"global_step_1"}),  # the critic's weights of the second checkpoint
-        ("atomic.os.rename", 2, {"global_step_1"}),
-        ("atomic.write_text", 4 + 2 + 1 + 1 + 2 + 1 + 1, {"global_step_1", "global_step_2"}),
+        ("checkpoint.write_tensors", "critic/model", {"global_step_1"}),
+        pytest.param("atomic.os.rename", "global_step", {"global_step_1"}, marks=pytest.mark.slow),
+        pytest.param("atomic.write_text", "latest", {"global_step_1", "global_step_2"}, marks=pytest.mark.slow),
     ],
 )
-def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(
-    inputs: Inputs, straight: Path, tmp_path: Path, name: str, call: int, left: set[str]
+def test_a_kill_in_the_middle_of_the_second_save_leaves_the_first(
+    inputs: Inputs, straight: Path, tmp_path: Path, name: str, match: str, left: set[str]
 ):
     run = tmp_path / "run"
-    code = KILLED.format(name=name, call=call)
-    overrides = [item for item in resumable(inputs, run) if "rollout_data_dir" not in item]
+    code = KILLED.format(name=name, match=match)
     done = subprocess.run(
-        [sys.executable, "-c", code, *overrides], capture_output=True, text=True, timeout=300, env={**os.environ}
+        [sys.executable, "-c", code, *resumable(inputs, run)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert set(folders(run)) == left
@@ -255,8 +266,6 @@ def test_another_run_is_named_in_one_line(
 def test_another_model_is_named_in_one_line(
     inputs: Inputs, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    from corral.engine.tiny import write_tiny_model
-
-    write_tiny_model(tmp_path / "model", layers=2, mean_length=12)
+    write_tiny_model(tmp_path / "model", hidden_size=32, layers=1, heads=2, kv_heads=1)
     assert train_here(resumable(inputs, stopped, f"actor_rollout_ref.model.path={tmp_path}/model")) == 1
-    assert "is of another model: model.layers.2." in error_line(capsys.readouterr().err)
+    assert "is of another model: model.layers.1." in error_line(capsys.readouterr().err)
