@@ -85,8 +85,10 @@ def _read(folder: Path) -> Checkpoint:
         raise DataError(f"{file} is damaged: it is not JSON; {_FIX}") from error
     try:
         made_by, step, contents, roles = (state[name] for name in ("format", "global_step", "contents", "roles"))
-        if made_by != FORMAT:
-            raise DataError(f"{file} has format {made_by!r}, this version reads {FORMAT}; {_FIX}")
+        if made_by != FORMAT or not isinstance(step, int):
+            raise DataError(
+                f"{file} has format {made_by!r} and step {step!r}, this version reads format {FORMAT}; {_FIX}"
+            )
         can_resume, parts = resumable(tuple(contents)), [folder / role for role in roles]
     except (KeyError, TypeError) as error:
         raise DataError(f"{file} is not that of a checkpoint; {_FIX}") from error

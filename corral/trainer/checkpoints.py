@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from corral import atomic
-from corral.config.checkpoints import FORMAT, LATEST, PREFIX, STATE, Checkpoint, resumable, steps_on_disk
+from corral.config.checkpoints import FORMAT, LATEST, PREFIX, STATE, Checkpoint, latest, resumable, steps_on_disk
 from corral.config.plan import Plan
 from corral.data.loader import PromptLoader
 from corral.errors import ConfigError, DataError, InfraError
@@ -101,10 +101,12 @@ class Checkpoints:
         """Remove parts beyond the number to keep, of this step and those before: later ones are of another branch."""
         trainer = self._plan.trainer
         saved = [folder for step, folder in steps_on_disk(self._folder).items() if step <= self._progress.step]
+        going_on = self._folder / f"{PREFIX}{latest(self._folder)}"  # this one, unless nothing can go on from it
         for role in self._roles:
             limit = trainer.max_actor_ckpt_to_keep if role == "actor" else trainer.max_critic_ckpt_to_keep
             for folder in saved[:-limit] if limit else ():
-                atomic.remove_folder(folder / role)
+                if folder != going_on:
+                    atomic.remove_folder(folder / role)
         for folder in saved[:-1]:
             if not any((folder / role).exists() for role in self._roles):
                 atomic.remove_folder(folder)
