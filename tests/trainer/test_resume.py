@@ -140,6 +140,14 @@ def test_old_parts_are_removed_also_those_of_an_earlier_process(inputs: Inputs, 
     assert temporary_files(stopped) == []
 
 
+def test_what_a_run_would_go_on_from_is_never_removed(inputs: Inputs, stopped: Path):
+    keep = ["trainer.max_actor_ckpt_to_keep=1", "trainer.max_critic_ckpt_to_keep=1"]
+    assert train_here(resumable(inputs, stopped, f"{ACTOR}.checkpoint.save_contents=[hf_model]", *keep)) == 0
+    both = {"actor", "critic"}
+    assert folders(stopped) == {"global_step_2": both, "global_step_4": both}
+    assert (stopped / "latest_checkpointed_iteration.txt").read_text() == "2"
+
+
 @pytest.mark.parametrize("contents", ["hf_model", "model,hf_model", "optimizer", "extra"])
 def test_a_checkpoint_that_nothing_can_go_on_from_is_not_picked_up(
     inputs: Inputs, tmp_path: Path, capsys: pytest.CaptureFixture[str], contents: str
