@@ -27,7 +27,7 @@ def documented() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def recorded(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Names of a step in which every phase runs."""
+    """Names of a step in which every phase runs: the first one after a stop."""
     run_dir = tmp_path_factory.mktemp("documented") / "run"
     overrides = inputs.overrides(
         run_dir,
@@ -39,8 +39,10 @@ def recorded(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> set[st
         "algorithm.use_kl_in_reward=True",
         "actor_rollout_ref.actor.use_kl_loss=True",
         "actor_rollout_ref.actor.calculate_entropy=True",
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra]",
     )
-    assert train_here(overrides) == 0
+    for steps in (1, 2):
+        assert train_here([*overrides, f"trainer.total_training_steps={steps}"]) == 0
     (line,) = metrics(run_dir)
     return set(line) - {"step"}
 
