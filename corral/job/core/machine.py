@@ -21,7 +21,7 @@ ALLOWED: MappingProxyType[JobState, frozenset[JobState]] = MappingProxyType(
     {
         JobState.ACCEPTED: frozenset({JobState.QUEUED}) | _WAITING,
         JobState.QUEUED: frozenset({JobState.PROVISIONING}) | _WAITING,
-        JobState.PROVISIONING: frozenset({JobState.PREFLIGHT, JobState.RUNNING, JobState.COLLECTING}),
+        JobState.PROVISIONING: frozenset({JobState.PREFLIGHT, JobState.COLLECTING}),
         JobState.PREFLIGHT: frozenset({JobState.RUNNING, JobState.COLLECTING}),
         JobState.RUNNING: frozenset({JobState.COLLECTING}),
         JobState.COLLECTING: frozenset({JobState.CLEANING}),
@@ -41,7 +41,7 @@ DEADLINES: MappingProxyType[JobState, tuple[DeadlineKind, ...]] = MappingProxyTy
         JobState.COLLECTING: ("collecting",),
         JobState.CLEANING: ("cleaning",),
         JobState.RETRYING: ("queue",),
-        **{state: () for state in TERMINAL},
+        **dict.fromkeys(TERMINAL, ()),
     }
 )
 
