@@ -207,7 +207,7 @@ def cancelled(cause: str, detail: str = "") -> Verdict:
     )
 
 
-def message(status: Status, failure_class: FailureClass, where: str, *clauses: str) -> str:
+def message(status: Status, failure_class: str, where: str, *clauses: str) -> str:
     """`FAILED (user): rank 5 on node-1: ValueError: ...; exit code 3`."""
     said = "; ".join(clause for clause in map(one_line, clauses) if clause)
     return f"{status} ({failure_class}): {where}{said}"

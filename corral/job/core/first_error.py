@@ -173,13 +173,20 @@ def first_error(lines: Iterable[tuple[str, int | None, int | None, str, float]])
     return reader.found
 
 
+def place_in(text: str) -> tuple[int | None, int | None]:
+    """(node, rank) that a text names as `node-1 rank 5`."""
+    match = _PLACE.search(text)
+    return (int(match["node"]), int(match["rank"])) if match else (None, None)
+
+
 def _placed(line: Found) -> Found:
     """Node and rank as the text names them, unless the source does; the text without what repeats them."""
     text = line.text.strip()
     node, rank = line.node, line.rank
     if rank is None:
-        if match := _PLACE.search(text):
-            node, rank = int(match["node"]), int(match["rank"])
+        named_node, rank = place_in(text)
+        if rank is not None:
+            node = named_node
         elif node is None and text.startswith("error: ") and (match := _NODE.search(text)):
             node = int(match["node"])
     if match := _WORKER_ERROR.match(text):
