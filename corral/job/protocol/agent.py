@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import pairwise
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DRIVER = "driver"  # the source that is the command's own stdout and stderr, in the order they were written
 
@@ -16,7 +17,7 @@ class AgentSpec(BaseModel):
 
     command: argument list, already resolved (`bash SCRIPT ARG ...`); run in `cwd`, relative to the attempt's folder or
     absolute. bundle: digest that `source/` is unpacked from and checked against; None: no bundle. env: as asked for;
-    secrets: resolved, added to env, and redacted from all output. hints: what the service knew could not be checked.
+    secrets: resolved, added to env, and redacted from all output.
     script: file that has to be there before the command starts (after unpacking), for a clear message.
     """
 
@@ -44,13 +45,29 @@ class LogChunk(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    source: str = Field(pattern=r"^(driver|node-\d{1,4}/rank-\d{1,5})$")
+    source: str = Field(pattern=r"^(driver|node-[0-9]{1,4}/rank-[0-9]{1,5})$")
     node: int | None = None
     rank: int | None = None
     start: int = Field(ge=0)
     end: int = Field(ge=0)
     lines: list[str] = Field(max_length=20_000)
-    offsets: list[int]
+    offsets: list[int] = Field(max_length=20_000)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        place = "driver" if self.rank is None and self.node is None else f"node-{self.node}/rank-{self.rank}"
+        if self.source != place:
+            raise ValueError(f"source {self.source} with node={self.node} and rank={self.rank}")
+        if len(self.lines) != len(self.offsets):
+            raise ValueError(f"{len(self.lines)} lines with {len(self.offsets)} offsets")
+        bounds = [self.start, *self.offsets, self.end]
+        if any(one > other for one, other in pairwise(bounds)):
+            raise ValueError(f"offsets do not grow from start={self.start} to end={self.end}")
+        try:
+            "".join(self.lines).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a line holds half of a surrogate pair, which UTF-8 cannot write") from None
+        return self
 
 
 class LogBatch(BaseModel):

@@ -20,7 +20,17 @@ KEEP_ALIVE_SECONDS = 15.0
 def encode(seq: int, ts: float, attempt: int, kind: EventType, fields: dict[str, Any]) -> bytes:
     """One event as a line. ts: Unix seconds."""
     event = {"seq": seq, "type": kind, "ts": round(ts, 3), "attempt": attempt, **fields}
-    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+    return _line(event)
+
+
+def _line(event: dict[str, Any]) -> bytes:
+    """ASCII: readers that cut lines as Unicode does would also cut at U+0085 or U+2028. Half of a surrogate pair, as
+    in file names that are not UTF-8, becomes a question mark."""
+    text = json.dumps(event, separators=(",", ":"))
+    if "\\ud" in text:
+        whole = json.dumps(event, ensure_ascii=False).encode("utf-8", "replace")
+        text = json.dumps(json.loads(whole), separators=(",", ":"))
+    return text.encode("ascii") + b"\n"
 
 
 def encode_lines(
@@ -54,8 +64,9 @@ def as_sse(line: bytes) -> bytes:
 
 def for_first_clients(line: bytes) -> bytes:
     """The same event for a client of the first protocol, which has no CANCELLED: it is told FAILED."""
+    if b'"type":"final"' not in line[:64]:
+        return line
     event = json.loads(line)
     if event["type"] == "final" and event["status"] == "CANCELLED":
-        event["status"] = "FAILED"
-        return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        return _line(event | {"status": "FAILED"})
     return line

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-REPOSITORY = re.compile(r"[A-Za-z0-9_.-]{1,100}/[A-Za-z0-9_.-]{1,100}")
+REPOSITORY = re.compile(r"(?!\.{1,2}/)[A-Za-z0-9_.-]{1,100}/(?!\.{1,2}\Z)[A-Za-z0-9_.-]{1,100}")
 COMMIT_SHA = re.compile(r"[0-9a-f]{7,64}")
-RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # part of a URL: "." and ".." would be taken out of it
 NAME_SUFFIX = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -23,7 +23,10 @@ MAX_LABELS = 32
 
 # They change what the loader, the interpreter, the shell or Ray does before the user's first line runs.
 _DENIED_PREFIXES = ("LD_", "DYLD_", "RAY_", "CORRAL_JOB_", "CORRAL_AGENT_")
-_DENIED_NAMES = frozenset({"PYTHONSTARTUP", "PYTHONINSPECT", "BASH_ENV", "ENV", "IFS", "PS4", "SHELLOPTS", "BASHOPTS"})
+_DENIED_NAMES = frozenset(
+    {"PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONHOME", "BASH_ENV", "ENV", "IFS", "PS4", "SHELLOPTS", "BASHOPTS"}
+    | {"CORRAL_RUN_DIR", "CORRAL_RANK_OUTPUT"}
+)
 
 
 def env_problem(name: str, value: str) -> str | None:
@@ -40,8 +43,8 @@ def env_problem(name: str, value: str) -> str | None:
 def relative_path_problem(path: str) -> str | None:
     """Why a path cannot name a file inside a source bundle; None when it can."""
     parts = PurePosixPath(path).parts
-    if not path or "\0" in path or "\\" in path or len(path) > 1024:
-        return f"path {path[:80]!r} is empty, too long or holds a NUL byte or a backslash"
+    if not parts or "\\" in path or not path.isprintable() or len(path) > 1024:
+        return f"path {path[:80]!r} is empty, too long or holds a control character or a backslash"
     if path.startswith("/") or ".." in parts:
         return f"path {path[:80]!r} leaves the source; name a file inside it, relative to its root"
     return None

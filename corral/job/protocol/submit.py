@@ -64,12 +64,12 @@ class SubmitRequest(BaseModel):
     repository: str = "local/local"
     commit_sha: str = "0000000"
     branch: Text = ""
-    github_run_id: str = "local"
+    github_run_id: str = Field("local", coerce_numbers_to_str=True)
     github_run_attempt: int = Field(1, ge=1, le=10_000)
     image: str = ""
     name_suffix: str = "job"
     script: Text | None = None
-    command: list[str] | None = None
+    command: list[str] | None = Field(None, max_length=names.MAX_ARGS)
     args: list[str] = Field(default_factory=list, max_length=names.MAX_ARGS)
     env: dict[str, str] = Field(default_factory=dict, max_length=names.MAX_ENV)
     worker_replicas: int | None = Field(None, ge=1, le=1024)
@@ -85,7 +85,11 @@ class SubmitRequest(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        problems = [*self._bad_names(), *self._bad_command(), *self._bad_env()]
+        problems = [*self._bad_names(), *self._bad_texts(), *self._bad_command(), *self._bad_env()]
+        if self.resources and self.worker_replicas not in (None, self.resources.nodes):
+            problems.append(
+                f"worker_replicas={self.worker_replicas} and resources.nodes={self.resources.nodes} differ; give one"
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -111,12 +115,28 @@ class SubmitRequest(BaseModel):
             found.append(f"image={self.image[:80]!r} does not match {names.IMAGE.pattern}")
         if self.bundle is not None and not names.DIGEST.fullmatch(self.bundle):
             found.append("bundle is not the hex SHA-256 of an uploaded source")
-        for label, value in self.labels.items():
-            if not names.LABEL.fullmatch(label) or len(value) > 256:
-                found.append(f"label {label[:80]!r} does not match {names.LABEL.pattern}, or its value is over 256")
         for secret in self.secrets:
             if problem := names.env_problem(secret, ""):
                 found.append(problem.replace("env", "secret", 1))
+            elif secret in self.env:
+                found.append(f"{secret} is in env and in secrets; give it once")
+        return found
+
+    def _bad_texts(self) -> list[str]:
+        """Texts that people read in tables and that databases keep: printable, and UTF-8 can write them."""
+        found = []
+        for label, value in self.labels.items():
+            if not names.LABEL.fullmatch(label) or len(value) > 256 or not value.isprintable():
+                found.append(
+                    f"label {label[:80]!r} does not match {names.LABEL.pattern}, "
+                    "or its value is over 256 characters or holds a control character"
+                )
+        if not self.branch.isprintable():
+            found.append("branch holds a control character")
+        try:
+            json.dumps(self.model_dump(), ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            found.append("a text holds half of a surrogate pair, which UTF-8 cannot write; send valid UTF-8")
         return found
 
     def _bad_command(self) -> list[str]:
@@ -129,10 +149,13 @@ class SubmitRequest(BaseModel):
             return ["command needs a bundle to run in; without one, name a script under a configured source root"]
         if any("\0" in word or len(word.encode("utf-8", "surrogatepass")) > names.MAX_ARG_BYTES for word in words):
             return [f"an argument holds a NUL byte or is over {names.MAX_ARG_BYTES} bytes"]
-        if self.script is not None and self.bundle is not None:
-            problem = names.relative_path_problem(self.script)
-            return [f"script: {problem}"] if problem else []
-        return []
+        if self.script is None:
+            return []
+        if self.bundle is None and not self.script.startswith("/"):
+            return [f"script {self.script[:80]!r} is relative; upload a bundle, or give its absolute path"]
+        inside = self.script if self.bundle else self.script.lstrip("/")
+        problem = names.relative_path_problem(inside)
+        return [f"script: {problem}"] if problem else []
 
     def _bad_env(self) -> list[str]:
         found = [problem for name, value in self.env.items() if (problem := names.env_problem(name, value))]
