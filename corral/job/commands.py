@@ -8,24 +8,12 @@ import math
 from pathlib import Path
 
 _TYPES = ("log", "status", "phase", "preflight", "warning", "error", "final")
-_STATES = [
-    "ACCEPTED",
-    "QUEUED",
-    "PROVISIONING",
-    "PREFLIGHT",
-    "RUNNING",
-    "COLLECTING",
-    "CLEANING",
-    "RETRYING",
-    "SUCCEEDED",
-    "FAILED",
-    "TIMEOUT",
-    "CANCELLED",
-]
+_LIVE = ("ACCEPTED", "QUEUED", "PROVISIONING", "PREFLIGHT", "RUNNING", "COLLECTING", "CLEANING", "RETRYING")
+_OVER = ("SUCCEEDED", "FAILED", "TIMEOUT", "CANCELLED")
 _CODES = (
-    "Exit codes: 0 the job succeeded; 1-63 or 128+n the code of a job that failed by itself; 124 a deadline; 130 or 143 "
-    "signals and cancelled jobs; 75 infrastructure, or no verdict; 69 no answer from the service; 77 not authorised; "
-    "78 refused."
+    "Exit codes: 0 the job succeeded; 1-63 or 128+n the code of a job that failed by itself; 124 a deadline; 130 or "
+    "143 signals and cancelled jobs; 75 infrastructure, or no verdict; 69 no answer from the service; 77 not "
+    "authorised; 78 refused."
 )
 
 
@@ -46,8 +34,8 @@ def _add_submit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     submit = subparsers.add_parser(
         "submit",
         help="run a script on a job service and stay until its verdict",
-        description="Send the source (what git tracks and what it does not ignore), run SCRIPT of it on a service, show "
-        f"what it prints, and exit with its verdict. Ctrl-C cancels the job. {_CODES}",
+        description="Send the source (what git tracks and what it does not ignore), run SCRIPT of it on a service, "
+        f"show what it prints, and exit with its verdict. Ctrl-C cancels the job. {_CODES}",
         usage="corral submit [options] -- SCRIPT|COMMAND [ARG ...]",
     )
     what = submit.add_argument_group("what")
@@ -91,7 +79,7 @@ def _add_watch(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     watch = subparsers.add_parser(
         "watch",
         help="show a job until its verdict",
-        description=f"Show what a job prints until its verdict, and exit with it. Ctrl-C leaves the job alone. {_CODES}",
+        description=f"Show a job until its verdict, and exit with it. Ctrl-C leaves the job alone. {_CODES}",
     )
     watch.add_argument("job", metavar="JOB")
     watch.add_argument("--rank", type=_whole, action="append", metavar="R", help="only lines of this rank (repeatable)")
@@ -106,7 +94,7 @@ def _add_jobs(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     form = jobs.add_mutually_exclusive_group()
     form.add_argument("--watch", action="store_true", help="redraw every second until Ctrl-C")
     form.add_argument("--json", action="store_true", help="as JSON")
-    jobs.add_argument("--state", type=str.upper, choices=_STATES, metavar="STATE", help="only in this state")
+    jobs.add_argument("--state", type=str.upper, choices=[*_LIVE, *_OVER], metavar="STATE", help="only in this state")
     jobs.add_argument("--repository", metavar="OWNER/NAME", help="only of this repository")
     jobs.add_argument("--run", dest="run_id", metavar="ID", help="only of this workflow run")
     jobs.add_argument("--label", metavar="K[=V]", help="only with this label")
@@ -178,8 +166,8 @@ def _event_types(text: str) -> frozenset[str]:
     types = frozenset(part for part in text.split(",") if part)
     if text == "all":
         return frozenset()
-    if unknown := sorted(types - set(_TYPES)) or not types:
-        raise argparse.ArgumentTypeError(f"{unknown[0] if types else text!r} is none of {', '.join(_TYPES)}")
+    for wrong in sorted(types - set(_TYPES)) if types else [text]:
+        raise argparse.ArgumentTypeError(f"{wrong!r} is none of {', '.join(_TYPES)}, all")
     return types
 
 
@@ -213,7 +201,8 @@ def _limit(text: str) -> float:
 def _submit(args: argparse.Namespace) -> int:
     from corral.job.client.submit import run
 
-    args.words = args.words[1:] if args.words[:1] == ["--"] else args.words
+    words: list[str] = args.words
+    args.words = words[1:] if words[:1] == ["--"] else words
     return run(args)
 
 

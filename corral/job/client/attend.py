@@ -53,7 +53,8 @@ async def attend(api: Api, job_id: str, visit: Visit, screen: Screen, interrupts
     """Show a job until its verdict; the exit code. 0 only when a final event said SUCCEEDED."""
     cursor = Cursor(visit.after_seq, visit.wanted.gapless)
     follower = Follower(api, job_id, cursor, visit.wanted, screen.events, screen.note)
-    verdict, failure = None, None
+    verdict: Verdict | None = None
+    failure: CorralError | None = None
     renewing = asyncio.create_task(_renew(api, job_id, visit.lease))
     watching = asyncio.create_task(follower.verdict())
     signalled = asyncio.create_task(interrupts.wait())

@@ -133,7 +133,8 @@ def request_of(args: Namespace, workflow: github.Run | None, source: Listing | N
         fields["resources"] = {name: value for name, value in asked.items() if value is not None}
     elif args.nodes is not None:
         fields["worker_replicas"] = args.nodes
-    timeouts = {kind: getattr(args, f"timeout_{kind}") for kind in Timeouts.model_fields}
+    limits = {kind: getattr(args, f"timeout_{kind}") for kind in Timeouts.model_fields}
+    timeouts = {kind: None if limit == math.inf else limit for kind, limit in limits.items() if limit is not None}
     given = {
         "repository": args.repository,
         "image": args.image,

@@ -23,7 +23,7 @@ _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def run(args: Namespace) -> int:
-    api = Api(endpoint(args.url, args.insecure), Patience(reconnect=10.0))
+    api = Api(endpoint(args.url, args.insecure), Patience(first=3.0, reconnect=10.0))
     asked = {
         "state": args.state,
         "repository": args.repository,

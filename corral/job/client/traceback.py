@@ -16,7 +16,7 @@ _MAX_SOURCES = 512
 
 @dataclass(frozen=True)
 class Place:
-    """file: relative to the root of the source, as in the repository. line: from 1. error: the traceback's last line."""
+    """file: relative to the root of the source. line: from 1. error: the traceback's last line."""
 
     file: str
     line: int

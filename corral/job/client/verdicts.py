@@ -24,9 +24,8 @@ def verdict_of(final: Event) -> Verdict:
         return Verdict.model_validate({"cause": "", "message": "", **named})
     except ValidationError:
         said = one_line(str(final.get("status")))[:80]
-        raise InfraError(
-            f"verdict not obtainable: the final event says status {said!r}; is this client too old?"
-        ) from None
+        line = f"verdict not obtainable: the final event says status {said!r}; is this client too old?"
+        raise InfraError(line) from None
 
 
 def verdict_line(verdict: Verdict, job_id: str) -> str:

@@ -6,8 +6,7 @@ import asyncio
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from corral.errors import ConfigError, CorralError, InfraError
 from corral.job.client import github
@@ -21,13 +20,15 @@ from corral.job.client.watch import Wanted
 from corral.job.protocol import names
 from corral.job.protocol.views import Swept
 
-_SHORT = 10.0  # seconds of retries for a command that a person waits for
+Command = Callable[[Namespace, Api], Awaitable[int]]
+
+_SHORT = Patience(first=3.0, reconnect=10.0)  # for commands that a person waits for
 
 
 def watch(args: Namespace) -> int:
     """Show a job until its verdict; a signal only ends the visit."""
     try:
-        return _with_api(args, _watch, args.reconnect_timeout)
+        return _with_api(args, _watch, Patience(reconnect=args.reconnect_timeout))
     except CorralError as error:
         if not args.compat:
             raise
@@ -47,13 +48,12 @@ def clean_up(args: Namespace) -> int:
     return _with_api(args, _clean_up)
 
 
-def _with_api(args: Namespace, command: Any, reconnect: float = _SHORT) -> int:
-    api = Api(endpoint(args.url, args.insecure), Patience(reconnect=reconnect))
+def _with_api(args: Namespace, command: Command, patience: Patience = _SHORT) -> int:
+    api = Api(endpoint(args.url, args.insecure), patience)
 
     async def run() -> int:
         async with api:
-            done: Coroutine[Any, Any, int] = command(args, api)
-            return await done
+            return await command(args, api)
 
     return asyncio.run(run())
 
