@@ -20,8 +20,15 @@ from corral.job.protocol.submit import Resources, SubmitRequest
 
 
 def resources_of(request: SubmitRequest, devices_per_node: int = 1) -> Resources:
-    """What a request asks for; `devices_per_node`: of the service's profile, for clients that do not say."""
-    return request.resources or Resources(nodes=request.worker_replicas or 1, accelerators_per_node=devices_per_node)
+    """What a request asks for; `devices_per_node`: of the service's profile, for clients that do not say.
+
+    A stored request has its resources spelled out; this gives the same for one that has not been stored yet.
+    """
+    given = request.resources.model_fields_set if request.resources else set[str]()
+    asked = request.resources or Resources()
+    nodes = asked.nodes if "nodes" in given else request.worker_replicas or 1
+    devices = asked.accelerators_per_node if "accelerators_per_node" in given else devices_per_node
+    return asked.model_copy(update={"nodes": nodes, "accelerators_per_node": devices})
 
 
 def admit(

@@ -60,7 +60,7 @@ RULES: tuple[Rule, ...] = (
         _INFRA,
         "connection_lost",
         text=re.compile(
-            r"gloo.*(?:timed? ?out|[Cc]onnect|[Bb]roken pipe)|"
+            r"(?i:gloo.*(?:timed? ?out|connect|broken pipe))|"
             r"[Cc]onnection (?:closed|reset) by (?:peer|remote)"
         ),
     ),

@@ -38,7 +38,8 @@ _LINES = re.compile(
             r"(?:SyntaxError|IndentationError|TabError): ",  # of a script itself: no traceback line before it
             r"\S+: line \d+: .+: (?:No such file or directory|command not found|Permission denied|cannot execute)",
             r"(?:\S*/)?(?:ba|da|z)?sh: .+: (?:No such file or directory|(?:command )?not found|Permission denied)",
-            r"(?:\S+: line \d+: +\d+ +)?(?:Segmentation fault|Bus error|Aborted|Killed|Illegal instruction)\b(?=$| )",
+            r"\S+: line \d+: +\d+ +(?:Segmentation fault|Bus error|Aborted|Killed|Illegal instruction)\b",
+            r"(?:Segmentation fault|Bus error|Aborted|Killed|Illegal instruction)(?: \(core dumped\))?$",
             r"\S*python[\d.]*: (?:can't open file|No module named|Error while finding module)",
             r"terminate called ",
             r"thread '[^']*' panicked at ",

@@ -86,10 +86,9 @@ class SubmitRequest(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         problems = [*self._bad_names(), *self._bad_texts(), *self._bad_command(), *self._bad_env()]
-        if self.resources and self.worker_replicas not in (None, self.resources.nodes):
-            problems.append(
-                f"worker_replicas={self.worker_replicas} and resources.nodes={self.resources.nodes} differ; give one"
-            )
+        asked, replicas = self.resources, self.worker_replicas
+        if asked and "nodes" in asked.model_fields_set and replicas not in (None, asked.nodes):
+            problems.append(f"worker_replicas={replicas} and resources.nodes={asked.nodes} differ; give one")
         if problems:
             raise ValueError("; ".join(problems))
         return self
