@@ -53,7 +53,7 @@ RECORDS = [
     (
         "nccl",
         1,
-        "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error",
+        "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or network error",
         "infra",
         "collective_failed",
         75,
