@@ -1,7 +1,7 @@
 """Raw output of a job, as bytes of a file, into lines that are safe to store and to show. Pure: no I/O.
 
-The agent reads the files while the job runs, the service what is left after an agent was lost: the same lines come out
-for the same bytes, whatever the sizes of the chunks they were fed in, and also when a reader starts at `end` of another.
+The agent reads the files while the job runs, the service what is left after an agent was lost. The same lines come out
+for the same bytes, whatever the sizes of the chunks they were fed in, also when a reader starts at `end` of another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OVERLAP = 1 << 12  # bytes beyond a cut that are looked at, so that no secret up
 Redactor = Callable[[str], str]
 
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"
-_CONTROLS = dict.fromkeys([*range(0x00, 0x09), *range(0x0A, 0x20), *range(0x7F, 0xA0)])
+_CONTROLS = dict.fromkeys([*range(0x09), *range(0x0A, 0x20), *range(0x7F, 0xA0)])
 _ANSI = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
     r"|\x1b[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # OSC and other strings: titles, links
