@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi import Path as PathParameter
@@ -18,6 +18,7 @@ from fastapi import Path as PathParameter
 from corral.errors import ConfigError
 from corral.job.core.record import JobRecord
 from corral.job.protocol.names import JOB_ID
+from corral.job.service.context import service_of
 from corral.job.service.errors import Refusal
 from corral.job.service.tokens import SCOPES, Scope, Token, TokenFile
 
@@ -72,7 +73,7 @@ def bearer(request: Request) -> str | None:
 
 def _scope(scope: Scope | None) -> Callable[[Request], Awaitable[Caller]]:
     async def check(request: Request) -> Caller:
-        caller = identify(request, request.app.state.tokens)
+        caller = identify(request, service_of(request).tokens)
         request.state.caller = caller.name
         if scope is not None and not caller.may(scope):
             raise Refusal(403, f"token {caller.name} lacks the scope {scope}; it has {_list(caller.scopes)}")
@@ -93,9 +94,9 @@ Canceller = Annotated[Caller, Depends(_scope("cancel"))]
 
 async def job_for(caller: Caller, job_id: str, request: Request) -> JobRecord:
     """The job, as far as the caller may know of it. Raises Refusal 404."""
-    journal: Any = request.app.state.journal
+    journal = service_of(request).journal
     request.state.job_id = job_id[:64]
-    job: JobRecord | None = await journal.read(journal.store.get, job_id) if JOB_ID.fullmatch(job_id) else None
+    job = await journal.read(journal.store.get, job_id) if JOB_ID.fullmatch(job_id) else None
     if job is None or not caller.may_touch(job.request.repository):
         raise Refusal(404, f"no job {job_id[:64]!r}")
     return job
@@ -104,7 +105,7 @@ async def job_for(caller: Caller, job_id: str, request: Request) -> JobRecord:
 async def _agent(request: Request, job_id: Annotated[str, PathParameter()]) -> str:
     clear = bearer(request) or ""
     request.state.job_id, request.state.caller = job_id[:64], "agent"
-    expected = agent_token(request.app.state.agent_key, job_id)
+    expected = agent_token(service_of(request).agent_key, job_id)
     if not JOB_ID.fullmatch(job_id) or not hmac.compare_digest(expected.encode(), clear.encode("utf-8", "replace")):
         raise Refusal(401, "this is not the token of the job's agent", _CHALLENGE)
     return job_id
@@ -134,5 +135,5 @@ def service_key(data_dir: Path) -> bytes:
 
 
 def agent_token(key: bytes, job_id: str) -> str:
-    """The token of a job's agent, the same for all its attempts and after a restart: derived, so that none is stored."""
+    """The token of a job's agent, for all its attempts and after a restart too: derived, so that none is stored."""
     return hmac.new(key, b"agent:" + job_id.encode("utf-8", "surrogateescape"), hashlib.sha256).hexdigest()

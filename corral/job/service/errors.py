@@ -12,6 +12,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from corral.errors import InfraError
+
 LONGEST = 600  # characters of a line that an error becomes
 
 
@@ -68,7 +70,11 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return Refusal(422, validation_line(error)).response()
 
+    async def not_now(_: Request, error: Exception) -> Response:
+        return Refusal(503, str(error), {"Retry-After": "2"}).response()
+
     app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(InfraError, not_now)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
 

@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from corral.job.core.record import JobRecord
-
 if TYPE_CHECKING:
     from corral.job.store.store import Store
 
@@ -32,14 +30,13 @@ class Journal:
         self.store = store
         self._writer = ThreadPoolExecutor(1, "journal-write")
         self._readers = ThreadPoolExecutor(READERS, "journal-read")
-        self.observers: list[Callable[[JobRecord, JobRecord], None]] = []
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     async def write(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `change` (a method of the store) after all earlier writes, then wake the followers of its job.
 
         The job is the first argument: an id, or a record. A caller that is cancelled meanwhile loses the result, never
-        the change or the wake-up. Observers are told of every change from one record to another.
+        the change or the wake-up.
         """
         subject = args[0] if args else None
         job_id = subject if isinstance(subject, str) else getattr(subject, "job_id", None)
@@ -47,11 +44,7 @@ class Journal:
 
         def run() -> T:
             try:
-                result = change(*args, **kwargs)
-                if isinstance(subject, JobRecord) and isinstance(result, JobRecord):
-                    for observe in self.observers:
-                        observe(subject, result)
-                return result
+                return change(*args, **kwargs)
             finally:
                 if job_id is not None:
                     with suppress(RuntimeError):  # the loop is closed: nobody waits any more

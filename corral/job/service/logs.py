@@ -14,8 +14,8 @@ _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "ta
 
 
 class JsonLines(logging.Formatter):
-    """A record with whatever was passed as `extra`; an exception becomes its type and the lines of its traceback, without
-    its text, which may hold what a client sent."""
+    """A record with whatever was passed as `extra`; an exception becomes its type and the places of its traceback, but
+    not its text, which may hold what a client sent."""
 
     def format(self, record: logging.LogRecord) -> str:
         content: dict[str, Any] = {

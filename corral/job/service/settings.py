@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
@@ -12,8 +17,10 @@ class Profile:
     """What a request leaves out. images: shell patterns a named image has to match; empty: any.
     bootstraps: names of scripts that stand for "run the script of --script-path" (see docs/jobs.md)."""
 
-    devices_per_node: int = 1
-    kind: str = "auto"
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    devices_per_node: Count = 1
+    kind: Literal["auto", "cpu", "gpu", "npu"] = "auto"
     images: tuple[str, ...] = ()
     bootstraps: tuple[str, ...] = ()
 
@@ -22,13 +29,15 @@ class Profile:
 class Limits:
     """Of one request or job. log_bytes: stored output of a job; more is kept in the raw files only and said once."""
 
-    body: int = 256 << 10
-    bundle: int = 64 << 20
-    unpacked: int = 512 << 20
-    watchers: int = 256  # at once, over all jobs
-    queued: int = 2000  # jobs that are not terminal
-    log_bytes: int = 2 << 30
-    active_devices_per_repository: int | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    body: Count = 256 << 10
+    bundle: Count = 64 << 20
+    unpacked: Count = 512 << 20
+    watchers: Count = 256  # at once, over all jobs
+    queued: Count = 2000  # jobs that are not terminal
+    log_bytes: Count = 2 << 30
+    active_devices_per_repository: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -36,16 +45,18 @@ class Settings:
     """data_dir: database, segments, bundles and job folders. public_url: what agents and notices use to reach us.
     source_roots: absolute prefix of a script as a client names it → folder where the service can see it."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
     data_dir: Path
     host: str = "127.0.0.1"
-    port: int = 8470
+    port: Annotated[int, Field(ge=0, le=65535)] = 8470
     public_url: str | None = None
     database_url: str | None = None  # SQLite inside data_dir
     token_file: Path | None = None
     secrets_dir: Path | None = None
-    devices: int = 16
-    max_nodes: int = 8
-    max_devices_per_node: int = 8
+    devices: Count = 16
+    max_nodes: Count = 8
+    max_devices_per_node: Count = 8
     source_roots: Mapping[str, Path] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
     limits: Limits = field(default_factory=Limits)

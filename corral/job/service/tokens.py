@@ -28,8 +28,8 @@ PREFIX = "corral_"  # for secret scanners
 
 
 class Token(BaseModel):
-    """One entry. scopes: `admin` includes the others and lifts the limit to one's own jobs. repositories: shell patterns
-    of those it may touch at all. expires: None for never."""
+    """One entry. scopes: `admin` includes the others and lifts the limit to one's own jobs. repositories: shell
+    patterns of those it may touch at all. expires: None for never."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

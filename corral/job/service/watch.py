@@ -27,7 +27,7 @@ from corral.job.protocol.events import (
 from corral.job.service.errors import Refusal
 from corral.job.service.gate import StreamCut
 from corral.job.service.journal import Journal
-from corral.job.store.store import Page
+from corral.job.store.reading import Page
 
 Format = Literal["ndjson", "sse"]
 MEDIA = {"ndjson": "application/x-ndjson", "sse": "text/event-stream"}
