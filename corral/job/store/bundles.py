@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from corral.errors import ConfigError, InfraError
 from corral.job.protocol.names import DIGEST
@@ -56,6 +56,8 @@ class Bundles:
         self._unpacked = unpacked
         self._listed: OrderedDict[str, frozenset[str]] = OrderedDict()
         self._lock = threading.Lock()
+        for left in self._folder.glob("??/.upload-*"):  # by a service that was killed
+            left.unlink(missing_ok=True)
 
     def path(self, digest: str) -> Path:
         if not DIGEST.fullmatch(digest):
@@ -81,7 +83,7 @@ class Bundles:
                 yield upload
                 if upload.digest != digest:
                     raise ConfigError(
-                        f"the bundle has digest {upload.digest}, not {digest}: {upload.size} bytes came; upload it again"
+                        f"the bundle has digest {upload.digest}, not {digest} ({upload.size} bytes); upload it again"
                     )
                 file.flush()
                 os.fsync(file.fileno())
@@ -121,7 +123,7 @@ def _names(file: IO[bytes], budget: int) -> frozenset[str]:
     total = count = 0
     with (
         gzip.GzipFile(fileobj=file) as stream,
-        tarfile.open(fileobj=_Bounded(stream, budget + 2048 * MEMBERS), mode="r:") as archive,
+        tarfile.open(fileobj=cast(IO[bytes], _Bounded(stream, budget + 2048 * MEMBERS)), mode="r:") as archive,
     ):
         while (member := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # tarfile keeps all it has seen
