@@ -93,7 +93,7 @@ def _write(listing: Listing, stream: gzip.GzipFile) -> list[str]:
                     entry.size = len(content)
                     entry.mode = 0o755 if full.stat().st_mode & 0o100 else 0o644
                     archive.addfile(entry, BytesIO(content))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 continue
             except PermissionError as error:
                 raise ConfigError(f"cannot read {full}: {error.strerror}; ignore it in .gitignore") from None
