@@ -16,6 +16,7 @@ from corral.job.agent.progress import is_one_host, standing
 from corral.job.protocol.agent import Heartbeat, Orders
 
 INTERVAL = 2.0  # seconds
+_GONE = 410
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class Heart(threading.Thread):
 
     def _beat(self) -> None:
         status, answer = self._link.call("POST", "heartbeat", self._heartbeat().model_dump_json().encode())
+        if status == _GONE:  # the service is at another attempt: this command must not go on beside that one
+            self._obey(Orders(stop=True))
         if status != 200:
             raise Unanswered(f"status {status}", status)
         try:

@@ -25,8 +25,9 @@ from corral.job.core.redact import Redactor
 from corral.job.protocol.agent import EndRecord, Orders
 
 TICK = 0.2  # seconds between looks at the command
-SIGNAL_GRACE = 2.0  # seconds for the command when the agent itself is told to end; whoever tells kills after 3
+SIGNAL_GRACE = 3.0  # seconds for the command when the agent itself is told to end; the backend kills after twice that
 SCAN_BOUND = 5.0  # seconds for reading the rest of the output in search of the first error
+HASTY_SCAN_BOUND = 0.5  # the same when the agent was told to end
 PATIENCE = 60.0  # seconds without a service until what is left is left to it
 IMPATIENCE = 2.0  # the same when the agent was told to end
 _REFUSED = frozenset({401, 403, 404, 409, 410, 422})
@@ -94,7 +95,7 @@ class _Agent:
             scanner.step(TICK)
         log.info("the command ended with %d", code)
         trouble = self._command.sweep()
-        found = scanner.finish(SCAN_BOUND if not self._told else SIGNAL_GRACE / 4) if code else None
+        found = scanner.finish(HASTY_SCAN_BOUND if self._told else SCAN_BOUND) if code else None
         record = self._record(started).model_copy(
             update={
                 "exit_code": code,
@@ -155,7 +156,10 @@ class _Agent:
     # Delivery -------------------------------------------------------------------------------------------------------
 
     def _deliver(self, record: EndRecord) -> None:
-        """Everything is on the disk by now: whatever fails here, the service finds it there."""
+        """Everything is on the disk by now: whatever fails here, the service finds it there.
+
+        A service that stopped answering while output was sent gets one more try with the end record.
+        """
         if not self._shipper.ident:
             self._shipper.start()
         complete = self._shipper.finish()
@@ -172,7 +176,7 @@ class _Agent:
                 log.info("end record: status %d", status)
                 if status in (200, 204) or status in _REFUSED:
                     break
-            if time.monotonic() - began > (PATIENCE if complete and not self._told else IMPATIENCE):
+            if not complete or time.monotonic() - began > (IMPATIENCE if self._told else PATIENCE):
                 break
             backoff.wait()
         link.close()

@@ -116,6 +116,6 @@ class _Bounded(gzip.GzipFile):
         return super().read(size)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if whence != os.SEEK_SET or offset > self._limit:
+        if whence == os.SEEK_SET and offset > self._limit:
             raise ConfigError("the source bundle holds too much")
-        return super().seek(offset)
+        return super().seek(offset, whence)

@@ -29,7 +29,7 @@ class RecordingService:
         self.watermarks: dict[str, int] = {}
         self.heartbeats: list[dict[str, Any]] = []
         self.ends: list[dict[str, Any]] = []
-        self.orders: dict[str, Any] = {"stop": False, "grace": 1.0}
+        self.orders: dict[str, Any] | int = {"stop": False, "grace": 1.0}
         self.refused: list[str] = []
         self.fault: Fault = lambda what: None
         self.changed = threading.Condition()
@@ -91,7 +91,7 @@ class RecordingService:
                 return self.logs(body)
             if what == "heartbeat":
                 self.heartbeats.append(body)
-                return 200, self.orders
+                return (self.orders, {}) if isinstance(self.orders, int) else (200, self.orders)
             if what == "end":
                 self.ends.append(body)
                 return 204, None

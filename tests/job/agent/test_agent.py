@@ -94,28 +94,34 @@ def test_first_error_and_rank(make: MakeSpec, start: Start, service: RecordingSe
     assert (record.first_error, record.failing_node, record.failing_rank) == ("ValueError: bad token", 1, 6)
 
 
-@pytest.mark.parametrize("how", ["order", "signal"])
-def test_stop_ends_the_command_and_what_it_started(how: str, make: MakeSpec, start: Start, service: RecordingService):
+def test_a_signal_to_the_agent_ends_the_command_and_what_it_started(make: MakeSpec, start: Start, service):
     script = """trap 'echo bye; exit 7' TERM; sleep 600 & echo $! > pids
         (trap '' TERM; sleep 600) & echo $! >> pids; echo up; wait"""
     folder = make("bash", "-c", script)
     agent = start(folder)
     service.wait_for(lambda: service.lines("driver") == ["up"])
-    if how == "order":
-        service.orders = {"stop": True, "grace": 1.0}
-    else:
-        agent.send_signal(signal.SIGTERM)
+    agent.send_signal(signal.SIGTERM)
     assert agent.wait(20) == 7
     assert service.lines("driver") == ["up", "bye"]
     assert end_of(folder).exit_code == 7
     until(lambda: not any(psutil.pid_exists(int(pid)) for pid in (folder / "pids").read_text().split()))
 
 
-def test_a_command_that_ignores_sigterm_is_killed(make: MakeSpec, start: Start, service: RecordingService):
-    folder = make("bash", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
-    service.orders = {"stop": True, "grace": 0.2}
-    assert start(folder).wait(20) == 137
-    assert end_of(folder).exit_code == 137
+@pytest.mark.parametrize(
+    ("script", "answer", "code"),
+    [
+        ("trap '' TERM; echo up; while :; do sleep 0.1; done", {"stop": True, "grace": 0.2}, 137),
+        ("echo up; exec sleep 600", 410, 143),  # the service is at another attempt of the job
+    ],
+)
+def test_the_service_stops_a_command(script: str, answer, code: int, make: MakeSpec, start: Start, service):
+    folder = make("bash", "-c", script)
+    agent = start(folder)
+    service.wait_for(lambda: service.lines("driver") == ["up"])
+    service.orders = answer
+    assert agent.wait(20) == code
+    assert end_of(folder).exit_code == code
+    assert service.lines("driver") == ["up"]
 
 
 def test_the_service_is_down_all_the_time(make: MakeSpec, start: Start, service: RecordingService):
@@ -126,6 +132,8 @@ def test_the_service_is_down_all_the_time(make: MakeSpec, start: Start, service:
     record = end_of(folder)
     assert (record.exit_code, record.first_error) == (4, "error: no luck")
     assert agent.poll() is None  # it waits for the service
+    agent.send_signal(signal.SIGTERM)
+    time.sleep(0.1)  # two signals at the same time are one
     agent.send_signal(signal.SIGTERM)
     assert agent.wait(20) == 4
 
@@ -162,6 +170,24 @@ def test_killed_agent_neither_blocks_nor_silences_the_command(make: MakeSpec, st
     assert len(service.lines("driver")) == 20001
 
 
+def test_the_command_ends_with_a_killed_agent_below_a_supervisor(make: MakeSpec, start, service):
+    folder = make("bash", "-c", "sleep 600 & echo $! > pids; echo $$ >> pids; echo up; wait")
+    command = [sys.executable, "-m", "corral", "cluster", "local", "--nodes", "0", "--"]
+    host = subprocess.Popen([*command, sys.executable, "-m", "corral.job.agent", str(folder)])
+    try:
+        service.wait_for(lambda: service.lines("driver") == ["up"])
+        pids = [int(pid) for pid in (folder / "pids").read_text().split()]
+        agent = next(p for p in psutil.process_iter(["cmdline"]) if str(folder) == (p.info["cmdline"] or [""])[-1])
+        while "corral.job.agent" != agent.cmdline()[2]:
+            agent = agent.children()[0]
+        agent.kill()
+        assert host.wait(20) == 137
+    finally:
+        host.kill()
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    assert not (folder / "end.json").exists()
+
+
 def test_an_agent_started_after_the_end_only_delivers(make: MakeSpec, start: Start, service: RecordingService):
     folder = make("bash", "-c", "echo once; exit 5")
     service.stop()
@@ -186,7 +212,7 @@ def test_a_stopped_rank_is_a_suspect(make: MakeSpec, start: Start, service: Reco
         "os.kill(os.getpid(), signal.SIGSTOP)"
     )
     folder = make(sys.executable, "-c", rank)
-    start(folder)
+    agent = start(folder)
     service.wait_for(lambda: any(beat["suspects"] for beat in service.heartbeats))
     beat = next(beat for beat in service.heartbeats if beat["suspects"])
     assert beat["progress"] == 17
@@ -194,9 +220,8 @@ def test_a_stopped_rank_is_a_suspect(make: MakeSpec, start: Start, service: Reco
     assert "node-0 rank 3 (pid " in beat["suspects"][0]
     assert beat["suspects"][0].endswith("is stopped, in update")
     assert beat["suspects"][1] == "node-0 rank 3 is at call 8 of 9, running in update"
-    service.orders = {"stop": True, "grace": 0.1}
-    until((folder / "end.json").exists)
-    assert end_of(folder).exit_code == 137
+    os.kill(int(beat["suspects"][0].split("(pid ")[1].split(")")[0]), signal.SIGCONT)
+    assert agent.wait(20) == 0
 
 
 def test_usage(tmp_path: Path):
