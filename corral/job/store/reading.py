@@ -95,8 +95,8 @@ class Reader:
         if self.after_seq >= self.head:
             return taken, self.after_seq
         size, last = 0, self.after_seq
-        item: _Event | _Chunk
-        for item in merge(self._events(types), self._chunks(types, ranks), key=attrgetter("last_seq")):
+        found: list[Iterator[_Event | _Chunk]] = [self._events(types), self._chunks(types, ranks)]
+        for item in merge(*found, key=attrgetter("last_seq")):
             if taken and size + item.length > max_bytes:
                 return taken, last
             taken.append(item)

@@ -142,7 +142,7 @@ class Appender:
         self._place = self._segments.ready(self._job_id, segment, self._place.end)
         if self._place.missing:
             message = (
-                f"{self._place.missing} bytes of stored output (segment {segment}) were lost by the disk of the service; "
+                f"{self._place.missing} bytes of stored output (segment {segment}) were lost by the service's disk; "
                 "the lines in them are shown as lost, the raw files of the attempt still have them"
             )
             self.event("warning", {"message": message}, self.attempt)
@@ -160,7 +160,7 @@ class Appender:
 
 def watermarks(connection: Connection, number: int, attempt: int) -> dict[str, int]:
     found = connection.execute(_MARKS, {"number": number, "attempt": attempt})
-    return dict(found.tuples().all())
+    return dict(found.all())
 
 
 def _fresh(batch: LogBatch, stored: dict[str, int]) -> list[LogChunk]:
