@@ -7,8 +7,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -105,11 +105,8 @@ def _start_keeper(output: Path) -> tuple[subprocess.Popen[bytes], int]:
         raise InfraError("cannot keep the output of the command: `cat` is not on PATH of the node")
     read, write = os.pipe()
     try:
-        with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
-            # Whoever stops the job with signals to all its processes must not cut off its last words.
-            keeper = subprocess.Popen(
-                [cat], stdin=read, stdout=file, start_new_session=True, preexec_fn=_ignore_polite_signals, cwd="/"
-            )
+        with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file, _polite_blocked():
+            keeper = subprocess.Popen([cat], stdin=read, stdout=file, start_new_session=True, cwd="/")
     except OSError as error:
         os.close(write)
         raise InfraError(f"cannot keep the output of the command: {error.strerror}") from None
@@ -118,9 +115,14 @@ def _start_keeper(output: Path) -> tuple[subprocess.Popen[bytes], int]:
     return keeper, write
 
 
-def _ignore_polite_signals() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+@contextmanager
+def _polite_blocked() -> Iterator[None]:
+    """For what is started inside: whoever asks all processes of a job to end must not cut off its last words."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _not_started(name: str, cwd: Path, error: OSError) -> ConfigError | InfraError:

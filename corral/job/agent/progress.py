@@ -39,7 +39,9 @@ def standing(run: Path, same_host: bool) -> Standing:
             rank = RankProgress.model_validate(said)
         except (ValueError, RecursionError):
             continue
-        if not (0 <= rank.calls < 1 << 53 and math.isfinite(rank.time)):
+        if not (0 <= rank.calls < 1 << 53 and 0 <= rank.rank < 10**5 and 0 <= rank.node < 10**4):
+            continue
+        if not math.isfinite(rank.time):
             continue
         rank = rank.model_copy(update={"state": rank.state[:LONGEST_WORD], "method": rank.method[:LONGEST_WORD]})
         ranks.append(rank)

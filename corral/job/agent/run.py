@@ -117,7 +117,7 @@ class _Agent:
         spec = self._attempt.spec
         env = environment(self._attempt, os.environ)
         command = Command(spec.command, self._attempt.folder / spec.cwd, env, self._attempt.driver_log)
-        log.info("pid %d: %s", command.pid, spec.command)
+        log.info("pid %d: %.2000s", command.pid, spec.command)
         return command
 
     def _failed(self, error: CorralError, started: float) -> EndRecord:

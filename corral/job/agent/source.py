@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
@@ -54,6 +55,8 @@ def _unpack(bundle: Path, digest: str, target: Path, budget: int = UNPACKED) -> 
             _extract(file, fresh, budget)
         fresh.replace(target)
     except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
+            raise ConfigError(f"the source bundle: {error.strerror}: {str(error.filename)[-80:]!r}") from None
         raise InfraError(f"cannot unpack the source bundle: {error.strerror}") from None
 
 

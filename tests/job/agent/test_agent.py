@@ -177,9 +177,8 @@ def test_the_command_ends_with_a_killed_agent_below_a_supervisor(make: MakeSpec,
     try:
         service.wait_for(lambda: service.lines("driver") == ["up"])
         pids = [int(pid) for pid in (folder / "pids").read_text().split()]
-        agent = next(p for p in psutil.process_iter(["cmdline"]) if str(folder) == (p.info["cmdline"] or [""])[-1])
-        while "corral.job.agent" != agent.cmdline()[2]:
-            agent = agent.children()[0]
+        agent = psutil.Process(pids[1]).parent()
+        assert agent is not None
         agent.kill()
         assert host.wait(20) == 137
     finally:

@@ -102,7 +102,7 @@ PIECES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PIECES.map(b"".join), st.lists(st.integers(1, 70_000), min_size=1, max_size=4))
 def test_chunk_sizes_change_nothing_and_lines_are_clean(data: bytes, sizes: list[int]):
     lines, offsets = whole = read(data)
@@ -115,7 +115,7 @@ def test_chunk_sizes_change_nothing_and_lines_are_clean(data: bytes, sizes: list
         line.encode("utf-8")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(PIECES.map(b"".join), st.data())
 def test_another_reader_goes_on_where_one_ended(data: bytes, draw: st.DataObject):
     first, second = LineReader(0, redact), None

@@ -83,6 +83,7 @@ def test_a_bundle_is_unpacked_afresh(unpack: Unpack, tmp_path: Path):
         ([("pipe", b"", {"type": tarfile.FIFOTYPE})], "neither a file, a folder nor a link"),
         ([("null", b"", {"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 3})], "neither a file"),
         ([("x" * 2000, b"", {})], "too long"),
+        ([("x" * 600, b"", {})], "File name too long"),
     ],
 )
 def test_hostile_members_are_refused(members: list[Member], said: str, unpack: Unpack, tmp_path: Path):
