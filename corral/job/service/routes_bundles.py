@@ -36,7 +36,7 @@ async def has(request: Request, caller: Submitter, digest: Digest) -> Response:
     "/{digest}",
     response_class=Response,
     responses=answers(408, 413, 503) | {200: {"description": "It was here"}, 201: {"description": "Stored"}},
-    openapi_extra={"requestBody": {"content": {"application/gzip": {"schema": {"type": "string"}}}}},
+    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {}}}}},
 )
 async def put(request: Request, caller: Submitter, digest: Digest) -> Response:
     """Store a gzip-compressed tar archive under its hex SHA-256."""

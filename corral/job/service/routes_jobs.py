@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import AfterValidator
 
 from corral.errors import ConfigError
 from corral.job.core import naming
@@ -25,8 +27,18 @@ from corral.job.store.errors import KeyConflict
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
-Repository = Annotated[str | None, Query(pattern=f"^{names.REPOSITORY.pattern}$")]
-RunId = Annotated[str | None, Query(pattern=f"^{names.RUN_ID.pattern}$")]
+
+def _shaped(pattern: re.Pattern[str]) -> AfterValidator:
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(f"does not match {pattern.pattern}")
+        return text
+
+    return AfterValidator(check)
+
+
+Repository = Annotated[Annotated[str, _shaped(names.REPOSITORY)] | None, Query(max_length=201)]
+RunId = Annotated[Annotated[str, _shaped(names.RUN_ID)] | None, Query(max_length=64)]
 Attempt = Annotated[int | None, Query(ge=1, le=10_000)]
 
 

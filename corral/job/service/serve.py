@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import gc
 import logging
-import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
-from corral.errors import ConfigError, InfraError
+from corral.errors import ConfigError
 from corral.job.backends.local import LocalBackend
 from corral.job.core.clock import Clock
 from corral.job.service.app import create_app
@@ -45,17 +40,17 @@ def serve(settings: Settings) -> int:
             "(`corral serve --new-token NAME` makes one), or listen on 127.0.0.1"
         )
     tokens = None if settings.token_file is None else TokenFile(settings.token_file)
-    with sole_service(settings.data_dir), listen(settings.host, settings.port) as listener:
+    with listen(settings.host, settings.port) as listener:
         settings = reachable(replace(settings, port=listener.getsockname()[1]))
         return asyncio.run(_serve(settings, tokens, listener))
 
 
 async def _serve(settings: Settings, tokens: TokenFile | None, listener: socket.socket) -> int:
     clock = Clock()
-    journal = Journal(Store(settings.database_url, settings.data_dir, clock))
+    journal = Journal(Store(settings.database_url, settings.data_dir, clock, log_bytes=settings.limits.log_bytes))
     try:
         key = service_key(settings.data_dir)
-        bundles = Bundles(settings.data_dir)
+        bundles = Bundles(settings.data_dir, settings.limits.bundle, settings.limits.unpacked)
         metrics, watchers = Metrics(), Watchers(settings.limits.watchers)
         runner = Runner(
             journal,
@@ -94,26 +89,3 @@ def reachable(settings: Settings) -> Settings:
         return replace(settings, public_url=settings.public_url.rstrip("/"))
     host = _WILDCARDS.get(settings.host, settings.host)
     return replace(settings, public_url=f"http://{f'[{host}]' if ':' in host else host}:{settings.port}")
-
-
-@contextmanager
-def sole_service(data_dir: Path) -> Iterator[None]:
-    """Hold the data folder, made where it is missing (mode 0700). The lock ends with the process, however that ends.
-
-    Raises InfraError when another service holds it, ConfigError when the folder cannot be used.
-    """
-    path = data_dir / "service.lock"
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ConfigError(f"cannot use the data folder {data_dir}: {error.strerror}; choose --data-dir") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise InfraError(f"another service uses the data folder {data_dir}; end it, or choose --data-dir") from error
-    try:
-        yield
-    finally:
-        os.close(descriptor)

@@ -55,13 +55,11 @@ def resolve_command(request: SubmitRequest, settings: Settings) -> Resolved:
 def with_defaults(request: SubmitRequest, profile: Profile) -> SubmitRequest:
     """The same request with its resources spelled out, so that the profile of a later service changes nothing of it.
 
-    Raises Refusal 422 when worker_replicas and resources contradict each other, or the image is not allowed.
+    Raises Refusal 422 when the image is not allowed.
     """
     asked = request.resources
     replicas = request.worker_replicas
     given = asked.model_fields_set if asked else set()
-    if asked and replicas is not None and "nodes" in given and asked.nodes != replicas:
-        raise Refusal(422, f"worker_replicas={replicas} contradicts resources.nodes={asked.nodes}; give one of them")
     nodes = asked.nodes if asked and "nodes" in given else replicas or 1
     devices = asked.accelerators_per_node if asked and "accelerators_per_node" in given else profile.devices_per_node
     kind = profile.kind if asked is None or asked.kind == "auto" else asked.kind
@@ -126,7 +124,7 @@ def _mapped(script: str, roots: Mapping[str, Path]) -> tuple[Path, Path]:
     if "\0" in script or "\\" in script or ".." in path.parts or len(script) > 1024:
         raise Refusal(422, f"script {script[:80]!r} holds `..`, a backslash or a NUL byte, or is too long")
     if not path.is_absolute():
-        raise Refusal(422, f"script {script[:80]!r} is relative, and there is no bundle it could lie in; upload one")
+        raise Refusal(422, f"{SCRIPT_PATH} {script[:80]!r} is relative; give its absolute path under a source root")
     for prefix in sorted(roots, key=len, reverse=True):
         if path != PurePosixPath(prefix) and path.is_relative_to(prefix):
             return roots[prefix], roots[prefix] / path.relative_to(prefix)

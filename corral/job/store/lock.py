@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from corral.errors import ConfigError, InfraError
+from corral.errors import InfraError
 
 NAME = "service.lock"
 
@@ -14,7 +14,7 @@ NAME = "service.lock"
 class FolderLock:
     """Held from its making until `release` or the end of the process, however it ends.
 
-    Raises ConfigError that names the process that holds it.
+    Raises InfraError that names the process that holds it: when that has ended, it works.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,7 +30,7 @@ class FolderLock:
             holder = os.pread(self._file, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._file)
             line = f"data folder {folder} is in use by the service with pid {holder}; stop it or choose another folder"
-            raise ConfigError(line) from None
+            raise InfraError(line) from None
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
