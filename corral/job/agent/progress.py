@@ -35,8 +35,9 @@ def standing(run: Path, same_host: bool) -> Standing:
     suspects: list[str] = []
     for path in sorted((run / "progress").glob("rank-*.json"), key=lambda path: (len(path.name), path.name)):
         try:
-            said = json.loads(read_regular(path, 0, LARGEST))
-            rank = RankProgress.model_validate(said)
+            said = read_regular(path, 0, LARGEST)
+            rank = RankProgress.model_validate_json(said)  # from JSON: refuses half a surrogate pair
+            pid = json.loads(said).get("pid")
         except (ValueError, RecursionError):
             continue
         if not (0 <= rank.calls < 1 << 53 and 0 <= rank.rank < 10**5 and 0 <= rank.node < 10**4):
@@ -45,7 +46,6 @@ def standing(run: Path, same_host: bool) -> Standing:
             continue
         rank = rank.model_copy(update={"state": rank.state[:LONGEST_WORD], "method": rank.method[:LONGEST_WORD]})
         ranks.append(rank)
-        pid = said.get("pid")
         if same_host and type(pid) is int and pid > 0 and (state := _state(pid)):
             suspects.append(f"node-{rank.node} rank {rank.rank} (pid {pid}) is {state}, {_place(rank)}")
     suspects += _behind(ranks)
