@@ -76,6 +76,15 @@ class Segments:
         finally:
             os.close(file)
 
+    def drop_unindexed(self, job_id: str, segment: int) -> bool:
+        """Delete segments after this one, which a killed service began; whether this one exists."""
+        path = self._path(job_id, segment)
+        with self._said(job_id):
+            for later in path.parent.glob("*.ndjson"):
+                if later.name > path.name:
+                    later.unlink()
+        return path.exists()
+
     def finish(self, job_id: str, segment: int) -> None:
         """Close the job's last segment after its bytes are on the disk."""
         if job_id not in self._files and self._path(job_id, segment).exists():

@@ -195,7 +195,7 @@ class Store:
         """Store all lines of a batch that are not stored yet, or none; the watermarks after it.
 
         Raises Misfit when a chunk does not begin where the stored bytes of its source end, Ended, and ConfigError for
-        lines without offsets or an attempt that never was. Above `log_bytes` there is one warning for an attempt, and
+        an attempt that never was. Above `log_bytes` there is one warning for an attempt, and
         lines are dropped.
         """
         with self._writing() as connection:

@@ -87,7 +87,7 @@ class Appender:
 
     def recover(self) -> None:
         """Cut off what a killed service wrote and never indexed; say what the disk lost."""
-        if self._place.segment or self._place.end:
+        if self._segments.drop_unindexed(self._job_id, self._place.segment) or self._place.end:
             self._make_ready()
 
     def close(self) -> None:
@@ -164,13 +164,11 @@ def watermarks(connection: Connection, number: int, attempt: int) -> dict[str, i
 
 
 def _fresh(batch: LogBatch, stored: dict[str, int]) -> list[LogChunk]:
-    """The chunks that are not stored yet. Raises Misfit, ConfigError; nothing has been written then."""
+    """The chunks that are not stored yet. Raises Misfit; nothing has been written then."""
     marks = dict(stored)
     fresh = []
     for chunk in batch.chunks:
         mark = marks.get(chunk.source, 0)
-        if len(chunk.lines) != len(chunk.offsets):
-            raise ConfigError(f"chunk of {chunk.source}: {len(chunk.lines)} lines, but {len(chunk.offsets)} offsets")
         if chunk.end <= mark:
             continue
         if chunk.start != mark:
