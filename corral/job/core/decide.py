@@ -99,13 +99,13 @@ def _unwanted(job: JobRecord, facts: Facts, now: float) -> Verdict | None:
 
 
 def _waiting(job: JobRecord, facts: Facts, now: float) -> Decision | None:
+    if job.state is JobState.RETRYING:
+        attempts = job.request.retry.infra + 1
+        return Decision(JobState.QUEUED, f"attempt {job.attempt + 1} of {attempts} waits for its devices")
     if verdict := _unwanted(job, facts, now):
         return Decision(JobState(verdict.status), verdict.message, verdict)
     if job.state is JobState.ACCEPTED:
         return Decision(JobState.QUEUED, "waits for its devices")
-    if job.state is JobState.RETRYING:
-        attempts = job.request.retry.infra + 1
-        return Decision(JobState.QUEUED, f"attempt {job.attempt + 1} of {attempts} waits for its devices")
     return None
 
 

@@ -2,7 +2,8 @@
 
 QUEUED goes straight to CANCELLED or TIMEOUT, as there is nothing to collect or remove. From admission on, the way to
 an end leads through COLLECTING and CLEANING, whatever the verdict. ACCEPTED and RETRYING are passed, never stayed in:
-they exist so that watchers see them.
+they exist so that watchers see them. RETRYING still holds the verdict of the attempt that failed, which nothing may
+replace, so it leads to QUEUED alone; there the next attempt can be cancelled or time out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ALLOWED: MappingProxyType[JobState, frozenset[JobState]] = MappingProxyType(
         JobState.RUNNING: frozenset({JobState.COLLECTING}),
         JobState.COLLECTING: frozenset({JobState.CLEANING}),
         JobState.CLEANING: _ENDS | {JobState.RETRYING, JobState.NOT_FOUND},
-        JobState.RETRYING: frozenset({JobState.QUEUED}) | _WAITING,
+        JobState.RETRYING: frozenset({JobState.QUEUED}),
         **{state: frozenset[JobState]() for state in TERMINAL},
     }
 )
@@ -40,7 +41,7 @@ DEADLINES: MappingProxyType[JobState, tuple[DeadlineKind, ...]] = MappingProxyTy
         JobState.RUNNING: ("run", "idle", "hang"),
         JobState.COLLECTING: ("collecting",),
         JobState.CLEANING: ("cleaning",),
-        JobState.RETRYING: ("queue",),
+        JobState.RETRYING: (),
         **dict.fromkeys(TERMINAL, ()),
     }
 )

@@ -29,7 +29,6 @@ def limited(state: JobState, facts: Facts = HEARD, **timeouts):
     ("state", "kind"),
     [
         (JobState.QUEUED, "queue"),
-        (JobState.RETRYING, "queue"),
         (JobState.PROVISIONING, "start"),
         (JobState.PREFLIGHT, "start"),
         (JobState.RUNNING, "run"),

@@ -14,7 +14,7 @@ from corral.job.protocol.states import TERMINAL, FailureClass, JobState, Status
 from tests.job.core.cases import START, end, heartbeat, job
 
 HELD = (JobState.PROVISIONING, JobState.PREFLIGHT, JobState.RUNNING)
-WAITING = (JobState.ACCEPTED, JobState.QUEUED, JobState.RETRYING)
+WAITING = (JobState.ACCEPTED, JobState.QUEUED)
 INFRA = classify(end(75, "error: the disk is gone"))
 
 
@@ -150,6 +150,18 @@ def test_only_infra_is_tried_again_and_only_so_often(verdict, attempt, tried):
     assert decision is not None
     assert (decision.to is JobState.RETRYING) == tried
     assert tried or decision.to == verdict.status
+
+
+def test_a_cancel_while_retrying_waits_for_the_new_attempt_and_leaves_the_old_verdict():
+    asked = {"retry": {"infra": 2}}
+    retrying = job(JobState.RETRYING, asked=asked, verdict=INFRA, cancel="by_user", state_since=START - 1e6)
+    decision = decide(retrying, Facts(), START)
+    assert decision is not None
+    assert decision.to is JobState.QUEUED
+    again = replace(retrying, state=decision.to, **decision.changes(retrying, START))
+    ended = decide(again, Facts(), START)
+    assert ended is not None
+    assert (ended.to, again.attempt, again.verdict) == (JobState.CANCELLED, 2, None)
 
 
 def test_a_new_attempt_starts_clean():

@@ -120,6 +120,14 @@ def test_a_cause_comes_before_what_its_peers_say_of_it():
     assert (reader.found.node, reader.found.rank, reader.found.peer) == (1, 5, False)
 
 
+def test_of_one_rank_the_first_of_its_kind_is_told():
+    for errors in (["Connection reset by peer", "Broken pipe"], ["plain", "plainer"]):
+        lines = [line for error in errors for line in traceback(f"OSError: {error}")]
+        found = driver(*lines)
+        assert found is not None
+        assert found.text == f"OSError: {errors[0]}"
+
+
 def test_the_earliest_of_several_ranks_is_told():
     reader = FirstError()
     for rank, time in ((3, 12.0), (1, 10.0), (2, 11.0)):

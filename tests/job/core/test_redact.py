@@ -98,5 +98,12 @@ def test_expressions_in_a_value_are_plain_text():
     assert Redactor(["a.*b(c[d\\"])("a.*b(c[d\\ aXXb(c[d\\") == f"{MASK} aXXb(c[d\\"
 
 
+@pytest.mark.parametrize(
+    "shown", ["pass%20word%26x", "pass+word%26x", "pass%20word&x", "pass word&amp;x", "pass word&x", "cGFzcyB3b3JkJn"]
+)
+def test_a_space_and_an_ampersand_in_every_form(shown):
+    assert Redactor(["pass word&x"])(f"<{shown}>").startswith(f"<{MASK}")
+
+
 def test_both_base64_forms_of_one_token():
     assert b64(b"user:", "tok?en>1234", b"")[8:] not in Redactor(["tok?en>1234"])(b64(b"user:", "tok?en>1234", b""))
