@@ -38,11 +38,10 @@ class Command:
                 argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
             )
         except OSError as error:
-            raise _not_started(argv[0], cwd, error) from None
-        finally:
             os.close(pipe)
-            if not hasattr(self, "_process"):
-                self._keeper.wait()
+            self._keeper.communicate()
+            raise _not_started(argv[0], cwd, error) from None
+        os.close(pipe)
         self.pid = self._process.pid
 
     def stop(self, grace: float) -> None:
@@ -87,10 +86,13 @@ class Command:
                         process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
             time.sleep(0.02)
         try:
-            code = self._keeper.wait(SWEEP_BOUND - min(SWEEP_BOUND - 0.5, time.monotonic() - started))
+            said = self._keeper.communicate(timeout=max(0.5, SWEEP_BOUND - (time.monotonic() - started)))[1]
         except subprocess.TimeoutExpired:
             return None  # somebody outside the session holds the pipe; it goes on being written
-        return None if code == 0 else "output could not be kept, see agent.log: No space left on device?"
+        if self._keeper.returncode == 0:
+            return None
+        reason = said.decode("utf-8", "replace").strip().rpartition(": ")[2]
+        return f"its output could not be kept: {reason or f'cat ended with {self._keeper.returncode}'}"
 
     def _signal(self, number: int) -> None:
         if not self._ended:
@@ -106,7 +108,9 @@ def _start_keeper(output: Path) -> tuple[subprocess.Popen[bytes], int]:
     read, write = os.pipe()
     try:
         with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file, _polite_blocked():
-            keeper = subprocess.Popen([cat], stdin=read, stdout=file, start_new_session=True, cwd="/")
+            keeper = subprocess.Popen(
+                [cat], stdin=read, stdout=file, stderr=subprocess.PIPE, start_new_session=True, cwd="/"
+            )
     except OSError as error:
         os.close(write)
         raise InfraError(f"cannot keep the output of the command: {error.strerror}") from None
