@@ -37,13 +37,10 @@ def test_a_job_from_start_to_end(make: MakeSpec, start: Start, service: Recordin
         echo "$CORRAL_JOB_ID $CORRAL_JOB_ATTEMPT $CORRAL_JOB_NODES $CORRAL_JOB_DEVICES $CORRAL_RANK_OUTPUT $MINE"
         echo "$PASSWORD" | base64; echo "it is $PASSWORD"; echo "rank: $PASSWORD" >> $rank
         read line && echo never
-        until test -e go; do sleep 0.02; done
         printf "no newline"; exit 3"""
     folder = make("bash", "-c", script, env={"MINE": "x y"}, secrets={"PASSWORD": SECRET})
-    agent = start(folder)
-    service.wait_for(lambda: any(beat["progress"] == 3 for beat in service.heartbeats))
-    (folder / "go").touch()
-    assert agent.wait(20) == 3
+    assert start(folder).wait(20) == 3
+    assert service.heartbeats[-1]["progress"] == 3
     *lines, encoded, told, last = service.lines("driver")
     assert lines == ["first", "to stderr", "by name", "rj-0123456789ab 1 2 4 files x y"]
     assert encoded.startswith("***")
@@ -56,7 +53,7 @@ def test_a_job_from_start_to_end(make: MakeSpec, start: Start, service: Recordin
     assert record.sources == service.watermarks
     assert [json.loads(record.model_dump_json())] == service.ends
     assert service.heartbeats[-1]["output_bytes"] == sum(record.sources.values())
-    everything = [path for path in folder.rglob("*") if path.is_file() and path.parent == folder and path.name != "go"]
+    everything = [path for path in folder.rglob("*") if path.is_file() and path.parent == folder]
     assert all(path.stat().st_mode & 0o077 == 0 for path in everything if path.name != "spec.json")
     said = (folder / "agent.log").read_text()
     assert SECRET not in said
