@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Submit a script to a job service, show its output, exit with its verdict. Needs bash 4.4, curl, jq; git and tar for a source.
+# Submit a script to a job service, show its output, exit with its verdict. Needs bash 4.4, curl, jq, GNU tools.
 #   submit_and_wait_rayjob.sh [options] -- SCRIPT [ARG ...]
-# A relative SCRIPT is sent with the files around it (what git tracks and does not ignore); an absolute one is a path the
+# A relative SCRIPT is sent with the files around it (those git tracks or does not ignore); an absolute one is a path the
 # service knows. Options: --name S, --nodes N, --devices N, --image I, --env K=V, --lease S, --reconnect-timeout S,
 # --after-seq N, --job JOB (watch this one, submit nothing), --compat (exit 0 or 1 only).
 # Environment: CORRAL_URL or SUBMITTER_URL, CORRAL_TOKEN or CORRAL_TOKEN_FILE, and GITHUB_* in GitHub Actions.
-# Exit codes: 0 succeeded, the job's own for a failure of its code, 124 deadline, 130/143 cancelled, 75 infrastructure or no
-# verdict, 69 no answer, 77 not authorised, 78 refused.
+# Exit codes: 0 succeeded, the job's own for a failure of its code, 124 deadline, 130/143 cancelled, 75 infrastructure
+# or no verdict, 69 no answer, 77 not authorised, 78 refused.
 set -euo pipefail
 umask 077
 
@@ -20,9 +20,7 @@ environment=()
 say() { printf -- '-- %s\n' "$1" >&2; }
 
 finish() {
-    if [[ "${compat}" == yes && "$1" != 0 && "$1" != 130 && "$1" != 143 ]]; then
-        exit 1
-    fi
+    [[ "${compat}" == no || "$1" == 0 ]] || exit 1
     exit "$1"
 }
 
@@ -65,7 +63,7 @@ done
 
 WORK="$(mktemp -d)"
 pids=()
-# shellcheck disable=SC2317  # called by the trap
+# shellcheck disable=SC2317,SC2329  # called by the trap
 clean_up() {
     [[ "${#pids[@]}" -eq 0 ]] || kill "${pids[@]}" 2>/dev/null || true
     rm -rf "${WORK}"
@@ -114,7 +112,7 @@ retry=(--retry 8 --retry-connrefused --retry-all-errors --retry-max-time 60)
 send_source() {
     [[ -f "$1" ]] || fail 78 "script $1 does not exist in ${PWD}"
     git ls-files -co --exclude-standard -z >"${WORK}/listed" 2>/dev/null ||
-        find . -type d -name '.?*' -prune -o -type f -printf '%P\0' >"${WORK}/listed"
+        find . -name '.?*' -prune -o -type f -printf '%P\0' >"${WORK}/listed"
     while IFS= read -r -d '' file; do
         [[ ! -f "${file}" ]] || printf '%s\0' "${file}"
     done <"${WORK}/listed" >"${WORK}/files"
@@ -185,10 +183,10 @@ def code:
     elif .class == "config" then 78
     elif .status != "FAILED" then 75
     else (.exit_code // 1) | if (1 <= . and . <= 63) or (128 < . and . <= 192) then . else 1 end end;
-def verdict:
+def verdict: if .status == "SUCCEEDED" then .status else
     "\(.status) (\(if .class == "timeout" or .class == "cancel" then .cause else .class // .cause end)): "
     + (if .failing_rank then "rank \(.failing_rank) on node-\(.failing_node // "?"): " else "" end)
-    + (.first_error // .message // "") + (if .exit_code then "; exit code \(.exit_code)" else "" end);
+    + (.first_error // .message // "") + (if .exit_code then "; exit code \(.exit_code)" else "" end) end;
 if test("^\\s*$") then us + "alive" + us
 else (fromjson? // {}) | select((.seq? | type) == "number" and (.type? | type) == "string") | "\(.seq)" + us +
     if .type == "log" then
@@ -199,7 +197,7 @@ end'
 
 # Cancel first, say so afterwards: CI gives a few seconds between its signal and its kill.
 declare -i signalled=0 deadline=0
-# shellcheck disable=SC2317  # called by the traps
+# shellcheck disable=SC2317,SC2329  # called by the traps
 interrupted() {
     ((signalled == 0)) || exit "$1"
     signalled="$1"
@@ -213,8 +211,8 @@ follow() {
     local seq="" kind="" text="" query="format=ndjson&types=all&after_seq=${cursor}"
     rm -f "${WORK}/bytes" "${WORK}/records"
     mkfifo "${WORK}/bytes" "${WORK}/records"
-    curl --silent --no-buffer --header "@${WORK}/headers" --connect-timeout 10 --fail --write-out '%{stderr}%{http_code}\n' \
-        "${URL}/api/v1/rayjobs/${job}/watch?${query}" >"${WORK}/bytes" 2>"${WORK}/status" &
+    curl --silent --no-buffer --header "@${WORK}/headers" --connect-timeout 10 --fail \
+        --write-out '%{stderr}%{http_code}\n' "${URL}/api/v1/rayjobs/${job}/watch?${query}" >"${WORK}/bytes" 2>"${WORK}/status" &
     pids=("$!")
     jq --unbuffered -R -r "${RECORDS}" <"${WORK}/bytes" >"${WORK}/records" 2>/dev/null &
     pids+=("$!")

@@ -67,6 +67,10 @@ class Patience:
     pause: float = 0.1
     cap: float = 5.0
 
+    @classmethod
+    def of(cls, reconnect: float) -> Self:
+        return cls(first=min(cls.first, reconnect), reconnect=reconnect)
+
     def pauses(self) -> Iterator[float]:
         """Growing, with jitter so that many clients of one restarted service do not return together."""
         pause = self.pause

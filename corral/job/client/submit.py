@@ -58,7 +58,7 @@ def _run(args: Namespace) -> int:
             bundle = stack.enter_context(packed(source))
             request = request.model_copy(update={"bundle": bundle.digest})
         key = idempotency_key(request, workflow)
-        patience = Patience(reconnect=args.reconnect_timeout)
+        patience = Patience.of(args.reconnect_timeout)
         return asyncio.run(_submit(args, Api(where, patience), request, key, bundle, source, workflow is not None))
 
 
@@ -140,9 +140,7 @@ def request_of(args: Namespace, workflow: github.Run | None, source: Listing | N
         "image": args.image,
         "priority": args.priority,
         "lease": args.lease,
-        "timeouts": {
-            kind: None if limit == math.inf else limit for kind, limit in timeouts.items() if limit is not None
-        },
+        "timeouts": timeouts,
         "retry": None if args.retry_infra is None else {"infra": args.retry_infra},
         "env": pairs(args.env, "--env"),
         "labels": pairs(args.label, "--label"),

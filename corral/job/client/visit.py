@@ -28,7 +28,7 @@ _SHORT = Patience(first=3.0, reconnect=10.0)  # for commands that a person waits
 def watch(args: Namespace) -> int:
     """Show a job until its verdict; a signal only ends the visit."""
     try:
-        return _with_api(args, _watch, Patience(reconnect=args.reconnect_timeout))
+        return _with_api(args, _watch, Patience.of(args.reconnect_timeout))
     except CorralError as error:
         if not args.compat:
             raise

@@ -80,8 +80,13 @@ async def proxy(
     left = iter(budgets)
     passed: list[int] = []
     stalled: list[asyncio.StreamWriter] = []
+    open_: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        open_.add(me)
+        me.add_done_callback(open_.discard)
         budget = next(left, None)
         number = len(passed)
         passed.append(0)
@@ -111,6 +116,9 @@ async def proxy(
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", passed
         for writer in stalled:
             writer.close()
+        for task in open_:
+            task.cancel()
+        await asyncio.gather(*open_, return_exceptions=True)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
