@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
-if TYPE_CHECKING:
-    from corral.job.store.store import Store
+from corral.job.store.store import Page, Store
 
 READERS = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_Key = tuple[int, frozenset[str], frozenset[int] | None]
 
 
 class Journal:
@@ -30,6 +30,7 @@ class Journal:
         self.store = store
         self._writer = ThreadPoolExecutor(1, "journal-write")
         self._readers = ThreadPoolExecutor(READERS, "journal-read")
+        self._reading: defaultdict[str, dict[_Key, asyncio.Future[Page]]] = defaultdict(dict)
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     async def write(self, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -56,6 +57,18 @@ class Journal:
         """Run `query` beside writes and other reads."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(query, *args, **kwargs))
 
+    async def page(
+        self, job_id: str, after_seq: int, types: frozenset[str], ranks: frozenset[int] | None = None
+    ) -> Page:
+        """`Store.read`. Those who ask for the same page at the same time share one reading and its bytes."""
+        key = (after_seq, types, ranks)
+        reading = self._reading[job_id].get(key)
+        if reading is None:
+            read = self.read(self.store.read, job_id, after_seq, types=types, ranks=ranks)
+            reading = self._reading[job_id][key] = asyncio.ensure_future(read)
+            reading.add_done_callback(lambda done: self._forget(job_id, key, done))
+        return await asyncio.shield(reading)
+
     @contextmanager
     def following(self, job_id: str) -> Iterator[asyncio.Event]:
         """An event that is set by every write to the job. Clear it, read, and wait for it if there was nothing."""
@@ -70,9 +83,17 @@ class Journal:
                 del self._waiting[job_id]
 
     def notify(self, job_id: str) -> None:
-        """Wake all followers of a job."""
+        """Wake all followers of a job. What they ask for next is read anew: a reading under way may be too old."""
+        self._reading.pop(job_id, None)
         for news in self._waiting.get(job_id, ()):
             news.set()
+
+    def _forget(self, job_id: str, key: _Key, done: asyncio.Future[Page]) -> None:
+        pages = self._reading.get(job_id, {})
+        if pages.get(key) is done:
+            del pages[key]
+            if not pages:
+                del self._reading[job_id]
 
     async def close(self) -> None:
         """Wait for the writes under way and close the store. Later calls raise RuntimeError."""

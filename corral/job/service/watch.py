@@ -27,7 +27,7 @@ from corral.job.protocol.events import (
 from corral.job.service.errors import Refusal
 from corral.job.service.gate import StreamCut
 from corral.job.service.journal import Journal
-from corral.job.store.reading import Page
+from corral.job.store.store import Page
 
 Format = Literal["ndjson", "sse"]
 MEDIA = {"ndjson": "application/x-ndjson", "sse": "text/event-stream"}
@@ -87,7 +87,7 @@ class Watchers:
                     news.clear()
                     if self.stopping:
                         raise StreamCut
-                    page = await journal.read(journal.store.read, job_id, cursor, types=wish.types, ranks=wish.ranks)
+                    page = await journal.page(job_id, cursor, wish.types, wish.ranks)
                     moved, cursor = page.next_seq != cursor, page.next_seq
                     if page.data or page.done:
                         yield page
