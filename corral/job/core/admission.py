@@ -25,7 +25,7 @@ def resources_of(request: SubmitRequest, devices_per_node: int = 1) -> Resources
     A stored request has its resources spelled out; this gives the same for one that has not been stored yet.
     """
     given = request.resources.model_fields_set if request.resources else set[str]()
-    asked = request.resources or Resources()
+    asked = request.resources or Resources(nodes=1, accelerators_per_node=1)
     nodes = asked.nodes if "nodes" in given else request.worker_replicas or 1
     devices = asked.accelerators_per_node if "accelerators_per_node" in given else devices_per_node
     return asked.model_copy(update={"nodes": nodes, "accelerators_per_node": devices})

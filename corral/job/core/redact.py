@@ -13,6 +13,10 @@ from itertools import groupby
 MASK = "***"
 SHORTEST = 4  # characters of the shortest value that is looked for: shorter ones occur in any text
 
+# What percent-encoders leave as it is, besides letters, digits and `_.-~`: Python's two, JavaScript's
+# encodeURIComponent and encodeURI, and RFC 3986 for a segment of a path and for a query.
+_LEFT_ALONE = ("", "/", "!*'()", ";,/?:@&=+$#!*'()", "!$&'()*+,;=:@", "!$&'()*+,;=:@/?")
+
 
 class Redactor:
     """Replaces every occurrence of a value, or of one of its encodings, by `***`.
@@ -56,7 +60,7 @@ def _encodings(text: str) -> Iterator[str]:
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         for before in range(3):
             yield _inner_base64(encode(b"\0" * before + data).decode().rstrip("="), before, len(data))
-    for safe in ("", "/"):
+    for safe in _LEFT_ALONE:
         quoted = urllib.parse.quote(data, safe=safe)
         yield quoted
         yield re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), quoted)

@@ -87,8 +87,11 @@ class SubmitRequest(BaseModel):
     def _check(self) -> Self:
         problems = [*self._bad_names(), *self._bad_texts(), *self._bad_command(), *self._bad_env()]
         asked, replicas = self.resources, self.worker_replicas
-        if asked and "nodes" in asked.model_fields_set and replicas not in (None, asked.nodes):
-            problems.append(f"worker_replicas={replicas} and resources.nodes={asked.nodes} differ; give one")
+        if asked and replicas not in (None, asked.nodes):
+            if "nodes" in asked.model_fields_set:
+                problems.append(f"worker_replicas={replicas} and resources.nodes={asked.nodes} differ; give one")
+            else:
+                self.resources = asked.model_copy(update={"nodes": replicas})
         if problems:
             raise ValueError("; ".join(problems))
         return self
