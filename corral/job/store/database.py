@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, select, update
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from corral.errors import ConfigError, InfraError
@@ -125,6 +125,7 @@ class Database:
                 theirs = connection.scalar(select(meta.c.value).where(meta.c.key == "home"))
                 if theirs is None:
                     ours = ours or secrets.token_hex(16)
+                    path.touch(mode=0o600)
                     path.write_text(f"{ours}\n")
                     connection.execute(meta.insert(), {"key": "home", "value": ours})
                 elif theirs != ours:
@@ -142,15 +143,16 @@ class Database:
         except (OperationalError, InterfaceError, PoolTimeout) as error:
             raise InfraError(f"database {self.place}: {self._reason(error)}") from None
         except DBAPIError as error:
-            if not error.connection_invalidated:
-                raise
-            raise InfraError(f"database {self.place}: the connection was lost") from None
+            if error.connection_invalidated or type(error) is DatabaseError:  # lost, or a file that is damaged
+                raise InfraError(f"database {self.place}: {self._reason(error)}") from None
+            # A bug. Servers tell the values of the row, secrets too, in the lines after the first.
+            raise RuntimeError(f"database {self.place}: {self._reason(error)}") from None
 
     def _reason(self, error: Exception) -> str:
         reason = str(getattr(error, "orig", None) or error)
         if self._url.password:
             reason = reason.replace(str(self._url.password), "***")
-        return " ".join(reason.split())[:300]
+        return " ".join(reason.strip().split("\n")[0].split())[:300]
 
 
 def _parse(text: str | None, data_dir: Path) -> URL:

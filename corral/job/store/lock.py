@@ -21,7 +21,7 @@ class FolderLock:
         path = folder / NAME
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InfraError(f"cannot use data folder {folder}: {error.strerror}; choose another one") from error
         try:
@@ -35,5 +35,7 @@ class FolderLock:
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        os.ftruncate(self._file, 0)
-        os.close(self._file)
+        if self._file is not None:
+            os.ftruncate(self._file, 0)
+            os.close(self._file)
+            self._file = None

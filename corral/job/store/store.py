@@ -41,8 +41,8 @@ class Store:
     """Thread-safe, and the only one of its data folder.
 
     url: None for SQLite in data_dir, else postgresql://. log_bytes: most stored output of a job; None: no limit. roll:
-    bytes after which a segment gets a successor. Raises ConfigError when the folder or the database is not ours to
-    use, InfraError, here and in every method, when database or disk refuse. Methods that name a job raise UnknownJob.
+    bytes after which a segment gets a successor. Raises ConfigError when the database is not ours to use, InfraError,
+    here and in every method, when database or disk refuse. Methods that name a job raise UnknownJob.
     """
 
     def __init__(

@@ -223,7 +223,7 @@ def test_a_write_that_the_database_refuses_leaves_nothing(reopen, data_dir):
     store.append_logs(JOB, batch(chunk("driver", 0, ["a"])))
     with sqlite3.connect(data_dir / "corral.db") as planted:
         planted.execute("CREATE TRIGGER refuse BEFORE UPDATE ON jobs BEGIN SELECT RAISE(ABORT, 'planted'); END")
-    with pytest.raises(Exception, match="planted"):
+    with pytest.raises(RuntimeError, match="planted"):
         store.append_logs(JOB, batch(chunk("driver", 2, ["b" * 500])))
     with sqlite3.connect(data_dir / "corral.db") as planted:
         planted.execute("DROP TRIGGER refuse")
