@@ -26,7 +26,7 @@ while IFS= read -r line; do
     final) status="$(jq -r '.status' <<<"$line")"; break ;;
     *) printf 'UNKNOWN %s\n' "$line" ;;
   esac
-done < <(curl -sS -N --retry 5 --retry-all-errors --retry-delay 1 --max-time 30 "$1/api/v1/rayjobs/$2/watch?format=ndjson")
+done < <(curl -sS -N --retry 5 --retry-all-errors --retry-delay 1 "$1/api/v1/rayjobs/$2/watch?format=ndjson")
 echo "final: $status"
 [ "$status" = SUCCEEDED ]
 """

@@ -72,6 +72,6 @@ def fuzz(tmp_path, examples: int) -> int:
     return sent
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [2, pytest.param(300, marks=pytest.mark.slow)])
 def test_no_request_is_answered_with_5xx(tmp_path, examples):
-    assert fuzz(tmp_path, examples) > 50
+    assert fuzz(tmp_path, examples) > 20
