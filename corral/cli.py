@@ -12,6 +12,7 @@ from corral.e2e import commands as e2e
 from corral.engine import commands as model
 from corral.errors import ConfigError
 from corral.exits import run_command
+from corral.job import commands as job
 from corral.workers import commands as cluster
 
 _OVERRIDES = "key=value ..., as in docs/configuration.md; quote values with = ( , or ~"
@@ -65,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     form.add_argument("--markdown", action="store_true", help="as the page docs/keys.md, always with all keys")
     config.set_defaults(run=_config)
 
-    for group in (data, model, cluster, e2e):
+    for group in (data, model, cluster, e2e, job):
         group.add_parsers(commands)
     return parser
 

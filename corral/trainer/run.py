@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from corral.trainer.scoring import Scorer
 from corral.trainer.timing import Timers
 from corral.workers.group import WorkerGroup
 from corral.workers.in_process import InProcess
-from corral.workers.launcher import Launcher
+from corral.workers.launcher import Launcher, LineSink, sink_for
 from corral.workers.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run | None]:
 
     None, with nothing started or written: it goes on from a checkpoint at its last step or beyond.
     """
+    sink = sink_for(os.environ)
     # A user's own estimator or loss that cannot be imported should not cost the start of the workers.
     chosen = estimator(plan.algorithm.adv_estimator)
     policy_loss(plan.actor_update.loss_mode, plan.algorithm.rollout_correction)
@@ -105,7 +107,7 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run | None]:
         if plan.reward.custom_path is not None:
             rewards.ready()
         with timers("start_workers"):
-            launcher = _launch(plan, total_steps, records)
+            launcher = _launch(plan, total_steps, records, sink)
         stack.callback(launcher.close)
         group = WorkerGroup(launcher, plan)
         if resumed is not None:
@@ -158,7 +160,7 @@ def _total_steps(plan: Plan, loader: PromptLoader) -> int:
     return total
 
 
-def _launch(plan: Plan, horizon: int, records: Records) -> Launcher:
+def _launch(plan: Plan, horizon: int, records: Records, sink: LineSink | None) -> Launcher:
     if plan.topology.launcher == "in_process":
         return InProcess(lambda rank: Worker(rank, plan, horizon), plan.topology.device, records.folder)
     from corral.workers.ray_launcher import RayLauncher  # ray is imported by runs that need it
@@ -170,6 +172,7 @@ def _launch(plan: Plan, horizon: int, records: Records) -> Launcher:
         run_dir=records.folder,
         preload=PRELOAD,
         wait=plan.trainer.cluster_wait,
+        sink=sink,
     )
 
 

@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import signal
+from pathlib import Path
 from types import FrameType
 
 
@@ -17,10 +18,11 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         "local",
         help="start nodes, run a command on them, end everything",
         description="Start Ray nodes on this machine, run CMD with RAY_ADDRESS set, pass signals on to it, and exit "
-        "with its exit code (128 + n when signal n ended it). Nothing is left behind, however this command ends.",
+        "with its exit code (128 + n when signal n ended it). Nothing is left behind, however this command ends. "
+        "With 0 nodes Ray is left out and RAY_ADDRESS is unset: what stays is that all of the command is ended.",
         usage="corral cluster local [options] -- CMD [ARG ...]",
     )
-    local.add_argument("--nodes", type=_positive, default=1, metavar="N", help="nodes (default: %(default)s)")
+    local.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes (default: %(default)s)")
     local.add_argument("--devices", type=_positive, default=1, metavar="N", help="devices of a node (default: 1)")
     local.add_argument("--resource", default="CPU", metavar="NAME", help="what Ray counts a device as (default: CPU)")
     local.add_argument("--port", type=_port, default=0, metavar="P", help="of the head node (default: any free one)")
@@ -31,8 +33,20 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         metavar="S",
         help="seconds for the nodes to start (default: 120)",
     )
+    local.add_argument(
+        "--temp-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of the nodes, made and removed by this command; at most 40 bytes long (default: a new one)",
+    )
     local.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="what to run")
     local.set_defaults(run=_local)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
 
 
 def _positive(text: str) -> int:
@@ -64,9 +78,10 @@ def _local(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise ConfigError("corral cluster local: no command to run; add one after --, as in `-- python train.py`")
-    with LocalCluster.start(args.nodes, args.devices, args.resource, args.port, args.start_timeout) as cluster:
-        env = os.environ | {"RAY_ADDRESS": cluster.address, "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-        cluster.run(command, env)
+    with LocalCluster.start(
+        args.nodes, args.devices, args.resource, args.port, args.start_timeout, args.temp_dir
+    ) as cluster:
+        cluster.run(command, _env(cluster.address))
 
         def forward(number: int, frame: FrameType | None) -> None:
             cluster.signal(number)
@@ -78,3 +93,10 @@ def _local(args: argparse.Namespace) -> int:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _env(address: str) -> dict[str, str]:
+    """Of the command. Without nodes it must not join a cluster that happens to be named in our environment."""
+    if not address:
+        return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return os.environ | {"RAY_ADDRESS": address, "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from corral.errors import CorralError
+from corral.errors import ConfigError, CorralError
 
 if TYPE_CHECKING:  # engine.rank is light, but a launcher is typed before anything of the engine is needed
     from corral.engine.rank import Rank
@@ -40,6 +40,19 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End all ranks within a bound and deliver what they still had to say. May be called twice."""
+
+
+def sink_for(environ: Mapping[str, str]) -> LineSink | None:
+    """Where lines of ranks go besides their files: the driver's stdout; nowhere when CORRAL_RANK_OUTPUT is `files`.
+
+    Raises ConfigError for any other value.
+    """
+    where = environ.get("CORRAL_RANK_OUTPUT", "driver")
+    if where not in ("driver", "files"):
+        raise ConfigError(
+            f"CORRAL_RANK_OUTPUT={where[:80]!r} is unknown; use driver (show the output of ranks) or files (only)"
+        )
+    return print_line if where == "driver" else None
 
 
 def print_line(node: int, rank: int, line: str) -> None:

@@ -39,9 +39,16 @@ class LocalCluster:
 
     @classmethod
     def start(
-        cls, nodes: int, devices_per_node: int, resource: str = "CPU", port: int = 0, timeout: float = 120.0
+        cls,
+        nodes: int,
+        devices_per_node: int,
+        resource: str = "CPU",
+        port: int = 0,
+        timeout: float = 120.0,
+        temp_dir: Path | None = None,
     ) -> LocalCluster:
-        """Nodes named node-0, node-1, ...; the first is the head. `port` 0: the kernel chooses the head's.
+        """Nodes named node-0, node-1, ...; the first is the head. `port` 0: the kernel chooses the head's. `nodes` 0:
+        no Ray, only a supervisor for commands; the address is "". `temp_dir`: made here, removed at the end.
 
         Raises InfraError when the port is taken or Ray does not start, DeadlineError after `timeout` seconds; both
         quote the last lines of Ray's logs.
@@ -49,7 +56,7 @@ class LocalCluster:
         began = time.monotonic()
         if port:
             _check_port(port)
-        temp_dir = _temp_dir()
+        temp_dir = _temp_dir(temp_dir)
         spec = NodesSpec(nodes, devices_per_node, resource, str(temp_dir), port)
         near, far = socket.socketpair()
         command = [sys.executable, "-m", "corral.workers.supervisor", str(far.fileno()), str(os.getpid())]
@@ -121,7 +128,15 @@ class LocalCluster:
         return event
 
 
-def _temp_dir() -> Path:
+def _temp_dir(named: Path | None) -> Path:
+    if named is not None:
+        if len(os.fsencode(named)) > LONGEST_TEMP:
+            raise InfraError(f"local Ray nodes: {named} is over {LONGEST_TEMP} bytes long; name a shorter folder")
+        try:
+            named.mkdir(mode=0o700)
+        except OSError as error:
+            raise InfraError(f"local Ray nodes: cannot make {named}: {error.strerror}; name a new folder") from error
+        return named
     for parent in (tempfile.gettempdir(), "/tmp"):
         if len(os.fsencode(parent)) + len("/corral-12345678") <= LONGEST_TEMP:
             return Path(tempfile.mkdtemp(prefix="corral-", dir=parent))

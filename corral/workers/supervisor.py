@@ -54,7 +54,10 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._stop)
         try:
-            self._start_nodes()
+            if self._spec.nodes:
+                self._start_nodes()
+            else:
+                self._tell(event="ready", address="")
             while not self._stopping and os.getppid() == self._parent:
                 self._listen()
                 self._reap()

@@ -56,6 +56,11 @@ def test_a_configuration_that_cannot_run(refused, arguments: list[str], said: st
     assert said in refused(78, *arguments)
 
 
+def test_an_unknown_place_for_the_output_of_ranks(refused, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CORRAL_RANK_OUTPUT", "file")
+    assert "CORRAL_RANK_OUTPUT='file' is unknown" in refused(78)
+
+
 def test_skip_steps_beyond_the_data(refused):
     line = refused(
         78,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from corral.errors import DataError
+from corral.errors import ConfigError, DataError
 from corral.workers.in_process import InProcess
-from corral.workers.launcher import Launcher, WorkerError
+from corral.workers.launcher import Launcher, WorkerError, print_line, sink_for
 from corral.workers.local_cluster import LocalCluster
 from corral.workers.ray_launcher import RayLauncher
 from tests.workers.clusters import topology
@@ -107,3 +107,11 @@ def test_in_process_an_unforeseen_error_passes_untouched(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="broken on 0") as caught:
         launcher.call("fail_if", [(True,)])
     assert not isinstance(caught.value, WorkerError)
+
+
+def test_rank_output_goes_to_the_driver_or_only_to_files():
+    assert sink_for({}) is print_line
+    assert sink_for({"CORRAL_RANK_OUTPUT": "driver"}) is print_line
+    assert sink_for({"CORRAL_RANK_OUTPUT": "files"}) is None
+    with pytest.raises(ConfigError, match=r"^CORRAL_RANK_OUTPUT='file' is unknown; use driver .* or files .*$"):
+        sink_for({"CORRAL_RANK_OUTPUT": "file"})

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -146,3 +147,22 @@ def test_other_resources_count_as_devices() -> None:
     )
     done = local("--devices", "4", "--resource", "NPU", command=[sys.executable, "-c", code])
     assert done.stdout == "4.0\n"
+
+
+def test_without_nodes_only_the_end_of_the_command_is_seen_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that the command left in a session of its own goes with it, and so does the named folder."""
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        folder = Path(parent) / "named"
+        script = f"ls -d {folder}; setsid sleep 600 & echo $! ${{RAY_ADDRESS-unset}}; exit 6"
+        done = local("--nodes", "0", "--temp-dir", str(folder), command=["bash", "-c", script])
+        assert (done.returncode, folder.exists()) == (6, False)
+        named, pid, address = done.stdout.split()
+        assert (named, address) == (str(folder), "unset")
+        assert not psutil.pid_exists(int(pid))
+        folder.mkdir()
+        taken = local("--nodes", "0", "--temp-dir", str(folder), command=["true"])
+        assert (taken.returncode, taken.stderr) == (
+            75,
+            f"error: local Ray nodes: cannot make {folder}: File exists; name a new folder\n",
+        )

@@ -1,0 +1,236 @@
+"""`corral submit`, `watch`, `jobs`, `logs`, `cancel`, `cleanup`, and `serve`. Only the standard library is imported
+before a command runs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+_TYPES = ("log", "status", "phase", "preflight", "warning", "error", "final")
+_LIVE = ("ACCEPTED", "QUEUED", "PROVISIONING", "PREFLIGHT", "RUNNING", "COLLECTING", "CLEANING", "RETRYING")
+_OVER = ("SUCCEEDED", "FAILED", "TIMEOUT", "CANCELLED")
+_CODES = (
+    "Exit codes: 0 the job succeeded; 1-63 or 128+n the code of a job that failed by itself; 124 a deadline; 130 or "
+    "143 signals and cancelled jobs; 75 infrastructure, or no verdict; 69 no answer from the service; 77 not "
+    "authorised; 78 refused."
+)
+
+
+def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands. A parsed namespace carries `run`, which takes it and returns the exit code."""
+    from corral.job.serve_command import add_serve_parser
+
+    add_serve_parser(subparsers)
+    _add_submit(subparsers)
+    _add_watch(subparsers)
+    _add_jobs(subparsers)
+    _add_logs(subparsers)
+    _add_cancel(subparsers)
+    _add_cleanup(subparsers)
+
+
+def _add_submit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    submit = subparsers.add_parser(
+        "submit",
+        help="run a script on a job service and stay until its verdict",
+        description="Send the source (what git tracks and what it does not ignore), run SCRIPT of it on a service, "
+        f"show what it prints, and exit with its verdict. Ctrl-C cancels the job. {_CODES}",
+        usage="corral submit [options] -- SCRIPT|COMMAND [ARG ...]",
+    )
+    what = submit.add_argument_group("what")
+    what.add_argument("--nodes", type=_positive, metavar="N", help="nodes (default: 1)")
+    what.add_argument("--devices", type=_positive, metavar="N", help="devices of a node (default: the service's)")
+    what.add_argument("--kind", choices=["auto", "cpu", "gpu", "npu"], help="of devices (default: the service's)")
+    what.add_argument("--name", metavar="S", help="of the job (default: of its script)")
+    what.add_argument("--env", action="append", default=[], metavar="K=V", help="variable of the job (repeatable)")
+    what.add_argument(
+        "--secret", action="append", default=[], metavar="NAME", help="secret of the service, as a variable"
+    )
+    what.add_argument("--label", action="append", default=[], metavar="K=V", help="to find the job by (repeatable)")
+    what.add_argument("--image", metavar="I", help="image, where the backend has images")
+    what.add_argument("--priority", type=int, metavar="N", help="-100 to 100; higher starts first (default: 0)")
+    what.add_argument("--repository", metavar="OWNER/NAME", help="default: of the workflow in CI, else local/local")
+    what.add_argument("--source", type=Path, metavar="DIR", help="default: the git working tree around this folder")
+    what.add_argument("--no-source", action="store_true", help="send nothing; SCRIPT is a path the service knows")
+    limits = submit.add_argument_group("limits, in seconds or `none`")
+    for kind, meaning in (
+        ("queue", "until the job is admitted"),
+        ("start", "from there until its command runs"),
+        ("run", "of its command"),
+        ("idle", "without output"),
+        ("hang", "without progress of any rank"),
+    ):
+        limits.add_argument(f"--timeout-{kind}", type=_limit, metavar="S", help=f"{meaning} (default: the service's)")
+    limits.add_argument("--retry-infra", type=int, metavar="N", help="more attempts after an infrastructure failure")
+    limits.add_argument(
+        "--lease", type=_seconds, metavar="S", help="cancel the job when this client is gone for so long (in CI: 600)"
+    )
+    how = submit.add_argument_group("how")
+    how.add_argument("--detach", action="store_true", help="print the name of the job and leave; it goes on")
+    how.add_argument("--dry-run", action="store_true", help="send the source and check everything, start nothing")
+    _add_stay(how)
+    _add_service(how)
+    submit.add_argument("words", nargs=argparse.REMAINDER, metavar="-- SCRIPT", help="what to run")
+    submit.set_defaults(run=_submit)
+
+
+def _add_watch(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    watch = subparsers.add_parser(
+        "watch",
+        help="show a job until its verdict",
+        description=f"Show a job until its verdict, and exit with it. Ctrl-C leaves the job alone. {_CODES}",
+    )
+    watch.add_argument("job", metavar="JOB")
+    watch.add_argument("--rank", type=_whole, action="append", metavar="R", help="only lines of this rank (repeatable)")
+    watch.add_argument("--after-seq", type=_whole, default=0, metavar="N", help="start after this event (default: 0)")
+    _add_stay(watch)
+    _add_service(watch)
+    watch.set_defaults(run=_watch)
+
+
+def _add_jobs(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    jobs = subparsers.add_parser("jobs", help="list jobs, newest first")
+    form = jobs.add_mutually_exclusive_group()
+    form.add_argument("--watch", action="store_true", help="redraw every second until Ctrl-C")
+    form.add_argument("--json", action="store_true", help="as JSON")
+    jobs.add_argument("--state", type=str.upper, choices=[*_LIVE, *_OVER], metavar="STATE", help="only in this state")
+    jobs.add_argument("--repository", metavar="OWNER/NAME", help="only of this repository")
+    jobs.add_argument("--run", dest="run_id", metavar="ID", help="only of this workflow run")
+    jobs.add_argument("--label", metavar="K[=V]", help="only with this label")
+    jobs.add_argument("--limit", type=_positive, default=50, metavar="N", help="at most so many (default: 50)")
+    _add_service(jobs)
+    jobs.set_defaults(run=_jobs)
+
+
+def _add_logs(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    logs = subparsers.add_parser("logs", help="print what a job has printed so far")
+    logs.add_argument("job", metavar="JOB")
+    logs.add_argument("--rank", type=_whole, metavar="R", help="only of this rank")
+    logs.add_argument("--attempt", type=_positive, metavar="N", help="only of this attempt")
+    logs.add_argument("--tail", type=_positive, metavar="N", help="only the last N lines")
+    _add_service(logs)
+    logs.set_defaults(run=_logs)
+
+
+def _add_cancel(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    cancel = subparsers.add_parser("cancel", help="cancel jobs")
+    cancel.add_argument("jobs", nargs="+", metavar="JOB")
+    _add_service(cancel)
+    cancel.set_defaults(run=_cancel)
+
+
+def _add_cleanup(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    cleanup = subparsers.add_parser(
+        "cleanup",
+        help="cancel and remove all jobs of a workflow run",
+        description="Cancel all jobs of a workflow run and wait until their nodes are gone; exit 75 when they are not. "
+        "A run without jobs is clean.",
+    )
+    cleanup.add_argument("--workflow", required=True, metavar="RUN", help="id of the workflow run")
+    cleanup.add_argument("--attempt", type=_positive, metavar="N", help="only of this attempt of the run")
+    cleanup.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="wait so long (default: 120)")
+    _add_service(cleanup)
+    cleanup.set_defaults(run=_cleanup)
+
+
+def _add_stay(parser: argparse._ActionsContainer) -> None:
+    """Options of the commands that stay until the verdict."""
+    parser.add_argument(
+        "--types",
+        type=_event_types,
+        default=frozenset(),
+        metavar="T,...",
+        help="kinds of events to show (default: all)",
+    )
+    parser.add_argument("--compat", action="store_true", help="exit 0 or 1 only, as the first helper did")
+    parser.add_argument("--result", type=Path, metavar="FILE", help="write the verdict to FILE as JSON")
+    parser.add_argument(
+        "--reconnect-timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="go on trying for so long when the service is lost (default: 600)",
+    )
+
+
+def _add_service(parser: argparse._ActionsContainer) -> None:
+    """Options of every command that talks to a service."""
+    parser.add_argument("--url", metavar="URL", help="of the service (default: CORRAL_URL, else http://127.0.0.1:8470)")
+    parser.add_argument(
+        "--insecure", action="store_true", help="send the token over http to another machine all the same"
+    )
+
+
+def _event_types(text: str) -> frozenset[str]:
+    types = frozenset(part for part in text.split(",") if part)
+    if text == "all":
+        return frozenset()
+    for wrong in sorted(types - set(_TYPES)) if types else [text]:
+        raise argparse.ArgumentTypeError(f"{wrong!r} is none of {', '.join(_TYPES)}, all")
+    return types
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def _limit(text: str) -> float:
+    """math.inf stands for no limit, None for what the service does by default."""
+    return math.inf if text == "none" else _seconds(text)
+
+
+def _submit(args: argparse.Namespace) -> int:
+    from corral.job.client.submit import run
+
+    words: list[str] = args.words
+    args.words = words[1:] if words[:1] == ["--"] else words
+    return run(args)
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from corral.job.client.visit import watch
+
+    return watch(args)
+
+
+def _jobs(args: argparse.Namespace) -> int:
+    from corral.job.client.table import run
+
+    return run(args)
+
+
+def _logs(args: argparse.Namespace) -> int:
+    from corral.job.client.visit import logs
+
+    return logs(args)
+
+
+def _cancel(args: argparse.Namespace) -> int:
+    from corral.job.client.visit import cancel
+
+    return cancel(args)
+
+
+def _cleanup(args: argparse.Namespace) -> int:
+    from corral.job.client.visit import clean_up
+
+    return clean_up(args)

@@ -1,0 +1,74 @@
+"""Settings from a file and the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from corral.errors import ConfigError
+from corral.job.service.errors import validation_line
+from corral.job.service.settings import Settings
+
+_PLAIN = ("host", "port", "public_url", "database_url", "devices", "max_nodes", "max_devices_per_node")
+_FILES = ("data_dir", "token_file", "secrets_dir")
+_PROFILE = {"default_devices": "devices_per_node", "default_kind": "kind", "image": "images", "bootstrap": "bootstraps"}
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """`--config` holds the fields of Settings; an option of the command line wins over it.
+
+    Raises ConfigError for a file or value that does not fit.
+    """
+    content = read_config(args.config) if args.config else {}
+    given = vars(args)
+    content |= {name: given[name] for name in (*_PLAIN, *_FILES) if given.get(name) is not None}
+    content.setdefault("data_dir", os.environ.get("CORRAL_SERVICE_DIR") or "~/.corral/service")
+    for section in ("profile", "limits", "source_roots"):
+        if not isinstance(content.setdefault(section, {}), dict):
+            raise ConfigError(f"{args.config}: {section} has to be a mapping")
+    content["profile"] |= {field: given[name] for name, field in _PROFILE.items() if given.get(name) is not None}
+    content["source_roots"] |= dict(args.source_root or [])
+    if args.quota is not None:
+        content["limits"] |= {"active_devices_per_repository": args.quota}
+    try:
+        settings = TypeAdapter(Settings).validate_python(content)
+    except ValidationError as error:
+        raise ConfigError(f"settings of the service: {validation_line(error)}") from error
+    return _absolute(settings)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Raises ConfigError when it is no YAML mapping."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"{path} has to be a mapping of settings")
+    return content
+
+
+def _absolute(settings: Settings) -> Settings:
+    def full(path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser().absolute()
+
+    for prefix in settings.source_roots:
+        if not prefix.startswith("/") or ".." in prefix.split("/"):
+            raise ConfigError(f"source root {prefix!r} has to be an absolute path without `..`")
+    return replace(
+        settings,
+        data_dir=settings.data_dir.expanduser().absolute(),
+        token_file=full(settings.token_file),
+        secrets_dir=full(settings.secrets_dir),
+        source_roots={prefix: path.expanduser().absolute() for prefix, path in settings.source_roots.items()},
+    )

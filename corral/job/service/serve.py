@@ -1,0 +1,91 @@
+"""`corral serve`: store, backend, runner and app in one process, for one data folder."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from dataclasses import replace
+
+from corral.errors import ConfigError
+from corral.job.backends.local import LocalBackend
+from corral.job.core.clock import Clock
+from corral.job.service.app import create_app
+from corral.job.service.auth import agent_token, service_key
+from corral.job.service.context import Service
+from corral.job.service.gate import is_loopback
+from corral.job.service.journal import Journal
+from corral.job.service.metrics import Metrics
+from corral.job.service.runner import Runner
+from corral.job.service.server import Server, listen
+from corral.job.service.settings import Settings
+from corral.job.service.tokens import TokenFile
+from corral.job.service.watch import Watchers
+from corral.job.store.bundles import Bundles
+from corral.job.store.store import Store
+
+log = logging.getLogger("corral.service")
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+def serve(settings: Settings) -> int:
+    """Run the service until SIGINT or SIGTERM; returns 0. Local jobs go on and are adopted by the next start.
+
+    Raises ConfigError for settings that cannot be served, InfraError when the port or the data folder is in use.
+    """
+    if settings.token_file is None and not is_loopback(settings.host):
+        raise ConfigError(
+            f"without a token file anyone who reaches {settings.host!r} could run code: give --token-file "
+            "(`corral serve --new-token NAME` makes one), or listen on 127.0.0.1"
+        )
+    tokens = None if settings.token_file is None else TokenFile(settings.token_file)
+    with listen(settings.host, settings.port) as listener:
+        settings = reachable(replace(settings, port=listener.getsockname()[1]))
+        return asyncio.run(_serve(settings, tokens, listener))
+
+
+async def _serve(settings: Settings, tokens: TokenFile | None, listener: socket.socket) -> int:
+    clock = Clock()
+    journal = Journal(Store(settings.database_url, settings.data_dir, clock, log_bytes=settings.limits.log_bytes))
+    try:
+        key = service_key(settings.data_dir)
+        bundles = Bundles(settings.data_dir, settings.limits.bundle, settings.limits.unpacked)
+        metrics, watchers = Metrics(), Watchers(settings.limits.watchers)
+        runner = Runner(
+            journal,
+            LocalBackend(settings),
+            settings,
+            clock,
+            lambda job_id: agent_token(key, job_id),
+            observe_change=metrics.observe_change,
+        )
+        service = Service(settings, journal, runner, bundles, clock, tokens, key, watchers, metrics)
+        server = Server(create_app(service), watchers.stop)
+        await runner.start()
+        try:
+            await _until_ended(server, listener, settings)
+        finally:
+            await runner.close()
+    finally:
+        await journal.close()
+    return 0
+
+
+async def _until_ended(server: Server, listener: socket.socket, settings: Settings) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if server.started:
+        gc.freeze()  # what is there now stays: no collection has to look at it again
+        print(f"corral serve: {settings.url}", flush=True)
+        log.info("serving", extra={"url": settings.url, "data_dir": str(settings.data_dir)})
+    await serving
+
+
+def reachable(settings: Settings) -> Settings:
+    """With a URL that agents on this machine can use."""
+    if settings.public_url is not None:
+        return replace(settings, public_url=settings.public_url.rstrip("/"))
+    host = _WILDCARDS.get(settings.host, settings.host)
+    return replace(settings, public_url=f"http://{f'[{host}]' if ':' in host else host}:{settings.port}")

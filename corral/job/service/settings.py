@@ -1,0 +1,66 @@
+"""What a service is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a request leaves out. images: shell patterns a named image has to match; empty: any.
+    bootstraps: names of scripts that stand for "run the script of --script-path" (see docs/jobs.md)."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    devices_per_node: Count = 1
+    kind: Literal["auto", "cpu", "gpu", "npu"] = "auto"
+    images: tuple[str, ...] = ()
+    bootstraps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one request or job. log_bytes: stored output of a job; more is kept in the raw files only and said once."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    body: Count = 256 << 10
+    bundle: Count = 64 << 20
+    unpacked: Count = 512 << 20
+    watchers: Count = 256  # at once, over all jobs
+    queued: Count = 2000  # jobs that are not terminal
+    log_bytes: Count = 2 << 30
+    active_devices_per_repository: Count | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """data_dir: database, segments, bundles and job folders. public_url: what agents and notices use to reach us.
+    source_roots: absolute prefix of a script as a client names it → folder where the service can see it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    data_dir: Path
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8470
+    public_url: str | None = None
+    database_url: str | None = None  # SQLite inside data_dir
+    token_file: Path | None = None
+    secrets_dir: Path | None = None
+    devices: Count = 16
+    max_nodes: Count = 8
+    max_devices_per_node: Count = 8
+    source_roots: Mapping[str, Path] = field(default_factory=dict)
+    profile: Profile = field(default_factory=Profile)
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def url(self) -> str:
+        return self.public_url or f"http://{self.host}:{self.port}"
