@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Submit a script to a job service, show its output, exit with its verdict. Needs bash 4.4, curl, jq, GNU tools.
 #   submit_and_wait_rayjob.sh [options] -- SCRIPT [ARG ...]
-# A relative SCRIPT is sent with the files around it (those git tracks or does not ignore); an absolute one is a path the
+# A relative SCRIPT is sent with the files around it (tracked by git or not ignored); an absolute one is a path the
 # service knows. Options: --name S, --nodes N, --devices N, --image I, --env K=V, --lease S, --reconnect-timeout S,
 # --after-seq N, --job JOB (watch this one, submit nothing), --compat (exit 0 or 1 only).
 # Environment: CORRAL_URL or SUBMITTER_URL, CORRAL_TOKEN or CORRAL_TOKEN_FILE, and GITHUB_* in GitHub Actions.
@@ -183,10 +183,12 @@ def code:
     elif .class == "config" then 78
     elif .status != "FAILED" then 75
     else (.exit_code // 1) | if (1 <= . and . <= 63) or (128 < . and . <= 192) then . else 1 end end;
-def verdict: if .status == "SUCCEEDED" then .status else
-    "\(.status) (\(if .class == "timeout" or .class == "cancel" then .cause else .class // .cause end)): "
+def verdict: (.message // "") as $message |
+    if .status == "SUCCEEDED" and $message == "" then .status
+    elif .status as $status | $message | startswith($status) then $message
+    else "\(.status) (\(if .class == "timeout" or .class == "cancel" then .cause else .class // .cause end)): "
     + (if .failing_rank then "rank \(.failing_rank) on node-\(.failing_node // "?"): " else "" end)
-    + (.first_error // .message // "") + (if .exit_code then "; exit code \(.exit_code)" else "" end) end;
+    + (.first_error // $message) + (if .exit_code then "; exit code \(.exit_code)" else "" end) end;
 if test("^\\s*$") then us + "alive" + us
 else (fromjson? // {}) | select((.seq? | type) == "number" and (.type? | type) == "string") | "\(.seq)" + us +
     if .type == "log" then
@@ -212,7 +214,8 @@ follow() {
     rm -f "${WORK}/bytes" "${WORK}/records"
     mkfifo "${WORK}/bytes" "${WORK}/records"
     curl --silent --no-buffer --header "@${WORK}/headers" --connect-timeout 10 --fail \
-        --write-out '%{stderr}%{http_code}\n' "${URL}/api/v1/rayjobs/${job}/watch?${query}" >"${WORK}/bytes" 2>"${WORK}/status" &
+        --write-out '%{stderr}%{http_code}\n' "${URL}/api/v1/rayjobs/${job}/watch?${query}" \
+        >"${WORK}/bytes" 2>"${WORK}/status" &
     pids=("$!")
     jq --unbuffered -R -r "${RECORDS}" <"${WORK}/bytes" >"${WORK}/records" 2>/dev/null &
     pids+=("$!")
@@ -231,7 +234,10 @@ follow() {
         case "${kind}" in
             log) printf '%s\n' "${text}" ;;
             note) say "${text}" ;;
-            final) code="${text%% *}" verdict="${text#* }" ;;
+            final)
+                code="${text%% *}" verdict="${text#* }"
+                word="${verdict%%[ :]*}"
+                ;;
         esac
     done
     exec 3<&-
@@ -263,7 +269,7 @@ if [[ "${CI}" == true ]]; then
     printf '::stop-commands::%s\n' "${stop}"
 fi
 
-code="" verdict=""
+code="" verdict="" word="UNKNOWN"
 declare -i heard=0 news=SECONDS failures=0 before=0
 while [[ -z "${code}" ]]; do
     before=cursor heard=SECONDS
@@ -294,7 +300,7 @@ while [[ -z "${code}" ]]; do
 done
 
 [[ -z "${stop}" ]] || printf '::%s::\n' "${stop}"
-printf 'verdict=%s\n' "${verdict%% *}" >>"${outputs}"
+printf 'verdict=%s\n' "${word}" >>"${outputs}"
 printf '%s; job %s\n' "${verdict:-left before the verdict}" "${job}" >&2
 ((signalled == 0)) || exit "${signalled}"
 finish "${code:-75}"

@@ -121,7 +121,8 @@ def happening(event: Event) -> str | None:
     kind = event["type"]
     message = one_line(str(event.get("message") or ""))
     if kind == "status":
-        return f"{one_line(str(event.get('status', '')))} {message}".strip()
+        state = one_line(str(event.get("status", "")))
+        return message if state and message.startswith(state) else f"{state} {message}".strip()
     if kind == "phase":
         return one_line(f"{event.get('phase', '')} {message}") or None
     if kind in ("preflight", "warning", "error"):

@@ -29,7 +29,12 @@ def verdict_of(final: Event) -> Verdict:
 
 
 def verdict_line(verdict: Verdict, job_id: str) -> str:
-    """`FAILED (user): rank 5 on node-1: ValueError: ...; exit code 3; job rj-...`."""
+    """`FAILED (user): rank 5 on node-1: ValueError: ...; exit code 3; job rj-...`.
+
+    The service's message says that by itself; it is put together here for one that does not.
+    """
+    if verdict.message.startswith(str(verdict.status)):
+        return f"{one_line(verdict.message)[:1000]}; job {job_id}"
     if verdict.status is Status.SUCCEEDED:
         return f"SUCCEEDED; job {job_id}"
     kind = verdict.failure_class

@@ -160,6 +160,12 @@ def test_submit_streams_and_succeeds(service, source, tmp_path):
             "TIMEOUT (hang): no progress for 5 s; job {}",
         ),
         (
+            Status.FAILED,
+            failure(message="FAILED (user): as the service says it; exit code 3", first_error="other", exit_code=3),
+            3,
+            "FAILED (user): as the service says it; exit code 3; job {}",
+        ),
+        (
             Status.CANCELLED,
             {"failure_class": FailureClass.CANCEL, "cause": "lease", "message": "nobody came"},
             130,

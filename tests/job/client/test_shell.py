@@ -106,7 +106,8 @@ def test_submit_and_wait(service, source):
         "\tdriver  line ", "", "back\\slash $HOME `id` é\ufffd[31m", "a\ufffdb", "[node-0 rank-5] from a rank", "",
     ]  # fmt: skip
     assert "-- RUNNING running\n" in script.err
-    assert script.err.splitlines()[-1] == f"SUCCEEDED; job {job}"
+    assert script.err.splitlines()[-1].startswith("SUCCEEDED")
+    assert script.err.endswith(f"; job {job}\n")
     asked = service.store.get(job).request
     assert (asked.script, asked.args) == ("scripts/train.sh", ["x=1", "--flag", "a b", ""])
     assert (asked.resources.nodes, asked.resources.accelerators_per_node) == (2, 4)
@@ -118,6 +119,7 @@ def test_submit_and_wait(service, source):
     ("status", "fields", "code", "said"),
     [
         (Status.FAILED, failure(failing_rank=5, failing_node=1, first_error="E: no"), 3, "rank 5 on node-1: E: no"),
+        (Status.FAILED, failure(message="FAILED (user): said; exit code 3"), 3, "FAILED (user): said; exit code 3; "),
         (Status.FAILED, {"failure_class": FailureClass.INFRA}, 75, "FAILED (infra)"),
         (Status.FAILED, {"failure_class": FailureClass.CONFIG}, 78, "FAILED (config)"),
         (Status.FAILED, failure(exit_code=137), 137, "exit code 137"),

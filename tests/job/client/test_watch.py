@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 
@@ -17,6 +17,7 @@ from corral.job.client.endpoint import endpoint
 from corral.job.client.watch import Follower, Wanted
 from corral.job.protocol.states import Status
 from tests.job.client.wire import after, cut, ok, plain, proxy, recorded, serving
+from tests.job.service.running import Running, running
 
 JOB = "rj-0123456789ab"
 AT_ONCE = Patience(pause=0.0, cap=0.0, reconnect=20.0)
@@ -30,13 +31,15 @@ class Watched:
         self.notes: list[str] = []
         self.verdict: object = None
 
-    async def follow(self, url: str, patience: Patience = AT_ONCE, wanted: Wanted | None = None) -> Watched:
+    async def follow(
+        self, url: str, patience: Patience = AT_ONCE, wanted: Wanted | None = None, job: str = JOB
+    ) -> Watched:
         async def show(events: list[Event]) -> None:
             self.events += events
 
         wanted = wanted or Wanted()
         async with Api(endpoint(url, env={}), patience) as api:
-            follower = Follower(api, JOB, Cursor(0, wanted.gapless), wanted, show, self.notes.append)
+            follower = Follower(api, job, Cursor(0, wanted.gapless), wanted, show, self.notes.append)
             self.verdict = await asyncio.wait_for(follower.verdict(), 30)
         return self
 
@@ -74,6 +77,46 @@ async def cut_at(events: Sequence[bytes], plans: Iterable[Sequence[int]]) -> Non
             assert passed[:-1] == list(plan)[: len(passed) - 1]
 
 
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("service") / "data") as it:
+        yield it
+
+
+def served(service: Running, lines: int) -> tuple[str, list[str], int]:
+    """A job that is over: its name, what it printed, the bytes of its stream."""
+    job = service.submit()
+    service.run(job)
+    text = [f"step {number}" for number in range(lines)]
+    for rank in range(2):
+        service.lines(job, text[rank::2], f"node-0/rank-{rank}", rank)
+    service.end(job, Status.SUCCEEDED)
+    stream = service.http.get(f"/api/v1/rayjobs/{job}/watch", params={"types": "all"})
+    return job, [*text[0::2], *text[1::2]], len(stream.content)
+
+
+async def cut_service(service: Running, positions: Iterable[int], lines: int) -> None:
+    job, text, _ = served(service, lines)
+    for position in positions:
+        async with proxy(service.url, [position]) as (way, passed):
+            seen = await Watched().follow(way, job=job)
+        assert [event["line"] for event in seen.events if event["type"] == "log"] == text, position
+        assert seen.seqs == list(range(1, len(seen.seqs) + 1))
+        assert passed[:-1] in ([], [position])
+
+
+def test_the_service_over_a_line_that_is_cut(service):
+    _, _, size = served(service, 16)
+    assert 2800 < size < 4096
+    asyncio.run(cut_service(service, range(0, size + 300, 71), 16))
+
+
+@pytest.mark.slow
+def test_the_service_cut_at_every_byte(service):
+    _, _, size = served(service, 16)
+    asyncio.run(cut_service(service, range(size + 300), 16))
+
+
 def four_kibibytes() -> list[bytes]:
     events = recorded(25, ranks=2)
     assert 4096 - 200 < len(ok(b"".join(events))) <= 4096
@@ -83,7 +126,7 @@ def four_kibibytes() -> list[bytes]:
 def test_cut_at_many_bytes_of_a_recorded_stream():
     events = four_kibibytes()
     whole = len(ok(b"".join(events)))
-    asyncio.run(cut_at(events, [[position] for position in [*range(0, whole, 17), *range(whole - 12, whole)]]))
+    asyncio.run(cut_at(events, [[position] for position in [*range(0, whole, 37), *range(whole - 12, whole)]]))
 
 
 @pytest.mark.slow
@@ -93,9 +136,9 @@ def test_cut_at_every_byte_of_a_recorded_stream():
 
 
 def test_many_cuts_of_a_long_stream():
-    events = recorded(4000, ranks=8)
+    events = recorded(2500, ranks=8)
     choose = random.Random(7)
-    plans = [[choose.randrange(2, 60_000) for _ in range(choose.randrange(3, 25))] for _ in range(6)]
+    plans = [[choose.randrange(2, 40_000) for _ in range(choose.randrange(3, 25))] for _ in range(4)]
     asyncio.run(cut_at(events, plans))
 
 
