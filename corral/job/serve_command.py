@@ -26,7 +26,10 @@ def add_serve_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
         "--data-dir", type=Path, metavar="FOLDER", help="default: $CORRAL_SERVICE_DIR, else ~/.corral/service"
     )
     where.add_argument(
-        "--database", dest="database_url", metavar="URL", help="PostgreSQL URL (default: SQLite in the data folder)"
+        "--database",
+        dest="database_url",
+        metavar="URL",
+        help="PostgreSQL URL (default: $CORRAL_DATABASE_URL, else SQLite)",
     )
     where.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML; options win over it")
     where.add_argument(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from corral.job.protocol.states import JobState
 from corral.job.protocol.submit import Resources, Timeouts
@@ -66,7 +66,7 @@ class LeaseView(BaseModel):
 
 
 class Swept(BaseModel):
-    """One job of a workflow that was cleaned up. action: cancelled, cancelling, or already_over."""
+    """One job of a workflow that was cleaned up. action: cancelling or already_over."""
 
     job_id: str
     state: JobState
@@ -103,7 +103,8 @@ class QueueView(BaseModel):
 
 
 class DryRun(BaseModel):
-    """What a submit would do; nothing was stored. job_id: of the job it would make, None when that name is random."""
+    """What a submit would do; nothing was stored. state: NEW, or that of the job it would find (created: False). cwd: of
+    the command, absolute or inside the folder of the attempt; "" for a job that is there. ahead: queued before it."""
 
     dry_run: bool = True
     job_id: str
@@ -112,7 +113,7 @@ class DryRun(BaseModel):
     command: list[str]
     cwd: str
     resources: Resources
-    ahead: int = Field(description="queued jobs that would start before it")
+    ahead: int
     notices: list[str]
 
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from corral.errors import InfraError
+from corral.errors import ConfigError, InfraError
+from corral.job.store.errors import UnknownJob
 
 LONGEST = 600  # characters of a line that an error becomes
 
@@ -73,7 +74,15 @@ def install(app: FastAPI) -> None:
     async def not_now(_: Request, error: Exception) -> Response:
         return Refusal(503, str(error), {"Retry-After": "2"}).response()
 
+    async def cannot(_: Request, error: Exception) -> Response:
+        return Refusal(422, str(error)).response()
+
+    async def gone(_: Request, error: Exception) -> Response:
+        return Refusal(404, str(error)).response()
+
     app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(ConfigError, cannot)
+    app.add_exception_handler(UnknownJob, gone)
     app.add_exception_handler(InfraError, not_now)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)

@@ -29,6 +29,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
     given = vars(args)
     content |= {name: given[name] for name in (*_PLAIN, *_FILES) if given.get(name) is not None}
     content.setdefault("data_dir", os.environ.get("CORRAL_SERVICE_DIR") or "~/.corral/service")
+    if url := os.environ.get("CORRAL_DATABASE_URL"):  # holds a password, which a command line would show to everyone
+        content.setdefault("database_url", url)
     for section in ("profile", "limits", "source_roots"):
         if not isinstance(content.setdefault(section, {}), dict):
             raise ConfigError(f"{args.config}: {section} has to be a mapping")

@@ -10,7 +10,6 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
 
-from corral.errors import ConfigError
 from corral.job.protocol import names
 from corral.job.service.auth import Submitter
 from corral.job.service.body import pieces
@@ -52,8 +51,6 @@ async def put(request: Request, caller: Submitter, digest: Digest) -> Response:
                 await asyncio.to_thread(upload.write, piece)
     except TimeoutError as error:
         raise Refusal(408, f"the bundle did not arrive within {SECONDS:.0f} s") from error
-    except ConfigError as error:
-        raise Refusal(422, str(error)) from error
     return Response(status_code=201)
 
 

@@ -9,7 +9,6 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import AfterValidator
 
-from corral.errors import ConfigError
 from corral.job.core import naming
 from corral.job.core.admission import never_fits, resources_of
 from corral.job.core.record import JobRecord
@@ -60,10 +59,7 @@ async def submit(
     asked = await read_model(request, SubmitRequest, service.settings.limits.body)
     if not caller.may_touch(asked.repository):
         raise Refusal(403, f"token {caller.name} may not submit for repository {asked.repository}")
-    try:
-        key = naming.idempotency_key(asked, idempotency_key)
-    except ConfigError as error:
-        raise Refusal(422, str(error)) from error
+    key = naming.idempotency_key(asked, idempotency_key)
     asked = with_defaults(asked, service.settings.profile)
     job_id = naming.job_id(caller.name, key)
     request.state.job_id = job_id
@@ -73,7 +69,7 @@ async def submit(
     else:
         if known.digest != asked.digest():
             raise _conflict(job_id)
-        answer = _known(known, service)
+        answer = _known(known)
     if asked.dry_run:
         response.status_code = 200
         return answer
@@ -99,16 +95,11 @@ async def _checked(service: Service, asked: SubmitRequest, job_id: str) -> DryRu
         digest = asked.bundle
         if not await asyncio.to_thread(service.bundles.has, digest):
             raise Refusal(422, f"bundle {digest} is not here; upload it first: PUT /api/v1/bundles/{digest}")
-        try:
-            files = await asyncio.to_thread(service.bundles.members, digest)
-        except ConfigError as error:
-            raise Refusal(422, str(error)) from error
+        files = await asyncio.to_thread(service.bundles.members, digest)
     notices = await asyncio.to_thread(check_script, resolved, files)
-    active = await service.journal.read(service.journal.store.active)
-    if len(active) >= limits.queued:
-        raise Refusal(
-            429, f"{len(active)} jobs are waiting or running, the limit of this service", {"Retry-After": "30"}
-        )
+    active = await service.journal.read(service.journal.store.count_active)
+    if active >= limits.queued:
+        raise Refusal(429, f"{active} jobs are waiting or running, the limit of this service", {"Retry-After": "30"})
     assert asked.resources is not None
     return DryRun(
         job_id=job_id,
@@ -117,19 +108,23 @@ async def _checked(service: Service, asked: SubmitRequest, job_id: str) -> DryRu
         command=resolved.command,
         cwd=resolved.cwd,
         resources=asked.resources,
-        ahead=sum(job.request.priority >= asked.priority for job in in_order(active)),
+        ahead=await _ahead(service, asked.priority) if asked.dry_run else 0,
         notices=list(notices),
     )
 
 
-def _known(job: JobRecord, service: Service) -> DryRun:
-    resolved = resolve_command(job.request, service.settings)
+async def _ahead(service: Service, priority: int) -> int:
+    active = await service.journal.read(service.journal.store.active)
+    return sum(job.request.priority >= priority for job in in_order(active))
+
+
+def _known(job: JobRecord) -> DryRun:
     return DryRun(
         job_id=job.job_id,
         state=job.state.value,
         created=False,
-        command=resolved.command,
-        cwd=resolved.cwd,
+        command=view(job).command,
+        cwd="",
         resources=resources_of(job.request),
         ahead=0,
         notices=[],

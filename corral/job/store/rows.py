@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from corral.job.core.record import JobRecord
@@ -68,11 +69,17 @@ def changed(changes: Mapping[str, Any]) -> dict[str, Any]:
 def record(row: Mapping[Any, Any]) -> JobRecord:
     verdict = row["verdict"]
     return JobRecord(
-        request=SubmitRequest.model_validate(json.loads(row["request"])),
+        request=_request(row["request"]),
         state=JobState(row["state"]),
         verdict=None if verdict is None else Verdict.model_validate(json.loads(verdict)),
         **{name: row[name] for name in _SAME},
     )
+
+
+@lru_cache(maxsize=4096)
+def _request(text: str) -> SubmitRequest:
+    """Parsed once for all records of a job: the whole queue is read again and again. Nobody changes a request."""
+    return SubmitRequest.model_validate_json(text)
 
 
 def final_fields(verdict: Verdict) -> dict[str, Any]:

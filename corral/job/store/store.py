@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, select, update
 
 from corral.errors import ConfigError
 from corral.job.core.clock import Clock
@@ -140,6 +140,12 @@ class Store:
             query = select(jobs).where(jobs.c.state.in_(going)).order_by(jobs.c.number)
             found = connection.execute(query).mappings().all()
         return [rows.record(row) for row in found]
+
+    def count_active(self) -> int:
+        """How many jobs are not over."""
+        going = [state.value for state in JobState if state not in TERMINAL]
+        with self._database.reading() as connection:
+            return connection.scalar(select(func.count()).select_from(jobs).where(jobs.c.state.in_(going))) or 0
 
     def transition(
         self,

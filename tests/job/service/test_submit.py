@@ -29,6 +29,8 @@ def test_a_new_job_then_the_same_then_another_under_its_key(service):
     body = {"script": "run.sh", "bundle": service.bundle(), "args": ["1"]}
     key = {"Idempotency-Key": "k1"}
     first = service.http.post("/api/v1/rayjobs", json=body, headers=key)
+    dry = service.http.post("/api/v1/rayjobs", json=body | {"dry_run": True}, headers=key)
+    assert (dry.status_code, dry.json()["created"], dry.json()["state"]) == (200, False, "QUEUED")
     again = service.http.post("/api/v1/rayjobs", json=body, headers=key)
     other = service.http.post("/api/v1/rayjobs", json=body | {"args": ["2"]}, headers=key)
     assert (first.status_code, again.status_code, other.status_code) == (201, 200, 409)
@@ -37,6 +39,14 @@ def test_a_new_job_then_the_same_then_another_under_its_key(service):
     assert not again.json()["created"]
     assert first.json()["job_id"] in other.json()["error"]
     assert service.store.get(first.json()["job_id"]).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("key", ["", "a b", "x" * 201])
+def test_an_idempotency_key_that_is_none(service, key):
+    body = {"script": "run.sh", "bundle": service.bundle()}
+    answer = service.http.post("/api/v1/rayjobs", json=body, headers={"Idempotency-Key": key})
+    assert answer.status_code == 422
+    assert answer.json().keys() == {"error"}
 
 
 def test_a_ci_run_is_its_own_key_and_a_local_submit_has_none(service):
@@ -173,6 +183,8 @@ def test_listing_pages_and_filters(service):
         if (after := page["next"]) is None:
             break
     assert seen == ids[::-1]
+    assert service.http.get("/api/v1/rayjobs", params={"after": "rj-000000000000"}).status_code == 422
+    assert service.http.get("/api/v1/rayjobs", params={"label": "suite=\0"}).status_code == 422
     one = service.http.get("/api/v1/rayjobs", params={"label": "n=3"}).json()["jobs"]
     assert [job["job_id"] for job in one] == [ids[3]]
 
