@@ -103,8 +103,8 @@ class QueueView(BaseModel):
 
 
 class DryRun(BaseModel):
-    """What a submit would do; nothing was stored. state: NEW, or that of the job it would find (created: False). cwd: of
-    the command, absolute or inside the folder of the attempt; "" for a job that is there. ahead: queued before it."""
+    """What a submit would do; nothing was stored. state: NEW, or that of the job it would find (created: False). cwd:
+    absolute, or inside the folder of the attempt; "" for a job that is there. ahead: jobs that start before it."""
 
     dry_run: bool = True
     job_id: str
