@@ -115,7 +115,7 @@ def _since(job: JobRecord, facts: Facts, kind: DeadlineKind) -> float | None:
 def _told(job: JobRecord, facts: Facts, now: float, kind: DeadlineKind, limit: float, waited: float) -> Expired:
     rank = node = None
     numbers = f"{waited:.1f} s (limit {limit:g} s)"
-    option = f"raise timeouts.{kind}"
+    option = f"raise timeouts.{kind} (--timeout-{kind})"
     if kind == "queue":
         said = f"waited in the queue for {numbers}; {option}, or ask for fewer devices"
     elif kind == "start":

@@ -43,7 +43,7 @@ def test_each_limit_strikes_at_its_second_and_only_in_its_states(state, kind):
     assert passed is not None
     assert (passed.kind, passed.limit, passed.waited) == (kind, 30.0, 30.0)
     assert "30.0 s (limit 30 s)" in passed.said
-    assert f"raise timeouts.{kind}" in passed.said
+    assert f"raise timeouts.{kind} (--timeout-{kind})" in passed.said
     verdict = passed.verdict
     assert (verdict.status, verdict.cause, client_exit_code(verdict)) == (Status.TIMEOUT, kind, 124)
     assert verdict.message.startswith(f"TIMEOUT ({kind}): ")
