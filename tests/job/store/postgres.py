@@ -42,11 +42,19 @@ class Server:
         )
 
     def new_database(self) -> str:
-        """URL of an empty database."""
+        """URL of an empty schema, which takes far less time to make than a database."""
         name = f"t{uuid4().hex[:12]}"
         with self.connect() as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return self.url(name)
+            connection.execute(f"CREATE SCHEMA {name}")
+        return f"{self.url('postgres')}&options=-csearch_path%3D{name}"
+
+    def end_connections(self) -> None:
+        """Of all clients, as a restart of the server does."""
+        with self.connect() as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
 
 
 @contextmanager

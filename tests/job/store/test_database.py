@@ -159,15 +159,12 @@ def test_a_lost_connection_is_an_infra_error_and_the_next_call_works(server, dat
     store = Store(url, data_dir, Clock())
     new_job(store)
     store.append_logs(JOB, batch(chunk("driver", 0, ["a"])))
-    name = url.split("/")[3].split("?")[0]
-    with server.connect() as admin:
-        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+    server.end_connections()
     store.append_logs(JOB, batch(chunk("driver", 2, ["b"])))
     write = store._segments.write
 
     def write_and_lose_the_server(*args):
-        with server.connect() as admin:
-            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+        server.end_connections()
         return write(*args)
 
     monkeypatch.setattr(store._segments, "write", write_and_lose_the_server)
