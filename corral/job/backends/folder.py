@@ -81,13 +81,17 @@ def read_end(folder: Path, job_id: str, attempt: int) -> EndRecord | None:
 
 
 def sources(folder: Path) -> dict[str, Path]:
-    """Log source → raw file, of all that exist."""
-    found = {DRIVER: folder / DRIVER_LOG} if (folder / DRIVER_LOG).is_file() else {}
+    """Log source → raw file, of all that exist. Links are left out: a job could make them lead anywhere."""
+    found = {DRIVER: folder / DRIVER_LOG} if _is_plain(folder / DRIVER_LOG) else {}
     for path in sorted((folder / RUN / "logs").glob("node-*/rank-*.log")):
         source = f"{path.parent.name}/{path.stem}"
-        if _RANK_SOURCE.fullmatch(source) and path.is_file():
+        if _RANK_SOURCE.fullmatch(source) and _is_plain(path):
             found[source] = path
     return found
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def place(source: str) -> tuple[int | None, int | None]:

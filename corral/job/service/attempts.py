@@ -1,0 +1,243 @@
+"""Attempts at the backend: start them, look at them, collect what they wrote, remove them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+from corral.errors import ConfigError, InfraError
+from corral.job.backends import folder as files
+from corral.job.backends.base import Backend
+from corral.job.core.admission import resources_of
+from corral.job.core.clock import Clock
+from corral.job.core.machine import HOLDS_DEVICES
+from corral.job.core.record import JobRecord
+from corral.job.core.redact import Redactor
+from corral.job.protocol.agent import AgentSpec, EndRecord
+from corral.job.protocol.states import JobState
+from corral.job.service.drain import drain, shipped
+from corral.job.service.journal import Journal
+from corral.job.service.launch import agent_spec
+from corral.job.service.seen import Seen
+from corral.job.service.settings import Settings
+from corral.job.store.bundles import Bundles
+
+OBSERVE_BOUND = 10.0  # seconds a backend has to say what it sees
+AGENT_SILENCE = 15.0  # seconds without a heartbeat after which the service collects the logs itself
+STOP_GRACE = 6.0  # seconds until all of a stopped attempt is killed; its agent kills the command after half of that
+GIVE_UP = 900.0  # seconds of trying to start an attempt of a job that has no start limit
+
+log = logging.getLogger("corral.service.runner")
+
+
+class Attempts:
+    """One piece of work at a time for an attempt, each of which may be repeated at any time. changed: called when one
+    is done."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        backend: Backend,
+        settings: Settings,
+        clock: Clock,
+        token_for: Callable[[str], str],
+        changed: Callable[[], None],
+    ) -> None:
+        self._journal, self._backend, self._settings, self._clock = journal, backend, settings, clock
+        self._token_for, self._changed = token_for, changed
+        self._seen: dict[str, Seen] = {}
+        self._bundles = Bundles(settings.data_dir)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def seen(self, job: JobRecord) -> Seen:
+        known = self._seen.get(job.job_id)
+        if known is None or known.attempt != job.attempt:
+            known = self._seen[job.job_id] = Seen(job.attempt, self._clock.now())
+        return known
+
+    def forget(self, job: JobRecord) -> None:
+        self._seen.pop(job.job_id, None)
+
+    async def close(self) -> None:
+        """Leave all work where it is; it is idempotent, and the next service does it again."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def tell_address(self, jobs: Iterable[JobRecord]) -> None:
+        """Tell the agents that are there where the service is now."""
+        for job in jobs:
+            if (folder := self._backend.attempt_dir(job.submission_id)) is not None:
+                try:
+                    await asyncio.to_thread(files.write_service, folder, self._settings.url)
+                except InfraError as error:
+                    log.warning("an agent is not told our address: %s", error, extra={"job": job.job_id})
+
+    async def reap(self) -> None:
+        """Remove what exists of attempts that are over, or that nobody knows."""
+        try:
+            owned = await self._backend.list_owned()
+            for submission_id in owned:
+                if not await self._wanted(submission_id):
+                    log.warning("removing what is left of %s", submission_id)
+                    await self._backend.destroy(submission_id)
+        except InfraError as error:
+            log.warning("not all that is left of earlier jobs is removed: %s", error)
+
+    async def _wanted(self, submission_id: str) -> bool:
+        known = files.split(submission_id)
+        if known is None:
+            return False
+        job = await self._journal.read(self._journal.store.get, known[0])
+        return job is not None and job.state in HOLDS_DEVICES and job.submission_id == submission_id
+
+    # Facts ----------------------------------------------------------------------------------------------------------
+
+    async def look(self, job: JobRecord, seen: Seen) -> None:
+        """Bring up to date what is seen of an attempt that the backend was asked to start."""
+        if seen.end is None:
+            seen.end = await self._end(job)
+        if not seen.provisioned and (job.state is JobState.PROVISIONING or seen.work is not None):
+            self._give_up(job, seen)
+            return  # what is not there is on its way
+        try:
+            async with asyncio.timeout(OBSERVE_BOUND):
+                observation = await self._backend.observe(job.submission_id)
+        except (InfraError, TimeoutError) as error:
+            log.warning("the backend does not answer: %s", error, extra={"job": job.job_id})
+            return
+        seen.observe(observation, self._clock.now())
+        if seen.agent_gone and seen.end is None:
+            seen.end = await self._end(job)  # it may have been written between the two looks
+
+    async def logs_complete(self, job: JobRecord, seen: Seen) -> bool:
+        if seen.drained:
+            return True
+        if seen.end is None:
+            return False
+        return shipped(seen.end, await self._journal.read(self._journal.store.watermarks, job.job_id, job.attempt))
+
+    async def keep_end(self, job: JobRecord, record: EndRecord) -> None:
+        """Write a posted end record where one on disk is looked for. Raises InfraError."""
+        folder = self._folder(job)
+        if await asyncio.to_thread(files.read_end, folder, job.job_id, job.attempt) is None:
+            await asyncio.to_thread(files.make, folder)
+            await asyncio.to_thread(files.write_private, folder / files.END, record.model_dump_json() + "\n")
+        if job.attempt == self.seen(job).attempt:
+            self.seen(job).end = record
+
+    async def _end(self, job: JobRecord) -> EndRecord | None:
+        record = await asyncio.to_thread(files.read_end, self._folder(job), job.job_id, job.attempt)
+        if record is not None:
+            return record
+        try:
+            return await self._backend.end_record(job.submission_id)
+        except InfraError as error:
+            log.warning("no end record can be read: %s", error, extra={"job": job.job_id})
+            return None
+
+    def _give_up(self, job: JobRecord, seen: Seen) -> None:
+        """What could not be started in the time it had for that is a failure of the infrastructure, not a time-out."""
+        since = job.admitted if job.admitted is not None else job.state_since
+        limit = job.request.timeouts.start or GIVE_UP
+        if seen.work is None and seen.trouble is not None and seen.not_before >= since + limit:
+            record = EndRecord(
+                job_id=job.job_id,
+                attempt=job.attempt,
+                exit_code=None,
+                failure=f"it could not be started within {limit:g} s: {seen.trouble}",
+                kind="infra",
+                started=since,
+                ended=self._clock.now(),
+            )
+            seen.end = record.sealed()
+
+    # Work -----------------------------------------------------------------------------------------------------------
+
+    def work(self, job: JobRecord, seen: Seen) -> None:
+        """Start what the job's state asks for, unless something is under way, done, or was tried a moment ago."""
+        if seen.worked_for is not job.state:
+            seen.worked_for = job.state
+            seen.succeeded()  # what failed before is not wanted any more
+        if seen.work is not None or self._clock.now() < seen.not_before:
+            return
+        if job.state is JobState.PROVISIONING and not seen.provisioned and seen.refused is None:
+            self._begin(job, seen, self._provision(job, seen))
+        elif job.state is JobState.COLLECTING and not seen.drained and self._collectable(job, seen):
+            self._begin(job, seen, self._collect(job, seen))
+        elif job.state is JobState.CLEANING and not seen.absent:
+            self._begin(job, seen, self._clean(job, seen))
+
+    def _collectable(self, job: JobRecord, seen: Seen) -> bool:
+        """Whether there is something to do but wait for the agent."""
+        if seen.end is None and not seen.stopped:
+            return True
+        last_sign = max(seen.heard_at or 0.0, seen.since, job.state_since)
+        return seen.agent_gone or self._clock.now() - last_sign > AGENT_SILENCE
+
+    def _begin(self, job: JobRecord, seen: Seen, work: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
+            done: list[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
+            problem = done[0]
+            seen.work = None
+            if problem is None:
+                seen.succeeded()
+            else:
+                seen.failed(" ".join(str(problem).split()), self._clock.now())
+                known = isinstance(problem, InfraError | OSError)
+                facts = {"job": job.job_id, "state": job.state.value}
+                log.warning("tried again: %s", problem, exc_info=None if known else problem, extra=facts)
+            self._changed()
+
+        seen.work = asyncio.create_task(guarded(), name=f"{job.submission_id} {job.state.value}")
+        self._tasks.add(seen.work)
+        seen.work.add_done_callback(self._tasks.discard)
+
+    async def _provision(self, job: JobRecord, seen: Seen) -> None:
+        bundle = None if job.request.bundle is None else self._bundles.path(job.request.bundle)
+        try:
+            spec = await asyncio.to_thread(agent_spec, job, self._settings, self._token_for(job.job_id), bundle)
+            await self._backend.provision(spec, resources_of(job.request, self._settings.profile.devices_per_node))
+        except ConfigError as error:
+            seen.refused = str(error)
+            return
+        seen.provisioned = True
+
+    async def _collect(self, job: JobRecord, seen: Seen) -> None:
+        if seen.end is None and not seen.stopped:
+            await self._backend.stop(job.submission_id, STOP_GRACE)
+            seen.stopped = True
+            return
+        stored = await self._drain(job, final=False)
+        seen.drained = True
+        if stored:
+            fields = {"message": f"the agent did not ship the last {stored} bytes of output; the service read them"}
+            await self._journal.write(self._journal.store.append, job.job_id, "warning", fields, job.attempt)
+
+    async def _clean(self, job: JobRecord, seen: Seen) -> None:
+        await self._backend.destroy(job.submission_id)
+        await self._drain(job, final=True)  # nobody writes any more
+        if (folder := self._backend.attempt_dir(job.submission_id)) is not None:
+            (folder / files.SPEC).unlink(missing_ok=True)  # it holds secrets, which nobody needs any more
+        seen.absent = True
+
+    async def _drain(self, job: JobRecord, final: bool) -> int:
+        folder = self._backend.attempt_dir(job.submission_id)
+        if folder is None:
+            return 0
+        return await drain(self._journal, job, folder, await asyncio.to_thread(_redactor, folder), final)
+
+    def _folder(self, job: JobRecord) -> Path:
+        return files.attempt_folder(self._settings.data_dir, job.job_id, job.attempt)
+
+
+def _redactor(folder: Path) -> Redactor:
+    """For the secrets that the attempt was started with, whatever they are now."""
+    try:
+        spec = AgentSpec.model_validate_json((folder / files.SPEC).read_bytes())
+    except FileNotFoundError:
+        return Redactor([])  # it was never started, or all of it is stored
+    return Redactor([*spec.secrets.values(), spec.token])
