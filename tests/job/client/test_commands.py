@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from corral.cli import main
+from corral.cli import build_parser, main
+from corral.job.client.files import list_files
+from corral.job.client.github import Run
+from corral.job.client.submit import entry_of, request_of
 from corral.job.protocol.states import FailureClass, JobState, Status
 from corral.job.protocol.verdict import Verdict
 from tests.job.service.running import Running, failure, running, until
@@ -306,6 +309,19 @@ def test_jobs_and_logs(service, call):
     service.end(job, Status.SUCCEEDED)
 
 
+def test_a_live_table(service):
+    job = service.submit(labels={"live": "yes"})
+    client = Client(service, "jobs", "--watch", "--label", "live=yes")
+    assert client.process.stdout.readline().startswith("JOB ")
+    assert client.process.stdout.readline().split()[:2] == [job, "QUEUED"]
+    service.run(job)
+    until(lambda: client.process.stdout.readline().split()[:2] == [job, "RUNNING"], "the table changes")
+    client.process.send_signal(signal.SIGINT)
+    assert client.done() == 130
+    assert client.err == "interrupted\n"
+    service.end(job, Status.SUCCEEDED)
+
+
 def test_cleanup(service, call):
     jobs = [service.submit(github_run_id="88", github_run_attempt=1, name_suffix=name) for name in ("a", "b")]
     service.run(jobs[0])
@@ -350,14 +366,15 @@ def test_ci_has_a_lease_a_key_and_a_summary(service, source, call, tmp_path):
     assert "FAILED" in (tmp_path / "summary").read_text()
 
 
-def test_a_ci_default_lease(service, source):
-    env = {"GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "o/r", "GITHUB_SHA": "a" * 40, "GITHUB_RUN_ID": "98"}
-    client, job = submitted(service, "--", "scripts/train.sh", cwd=source, **env)
-    assert service.store.get(job).request.lease == 600.0
-    client.process.send_signal(signal.SIGINT)
-    until(lambda: service.store.get(job).cancel, "the cancel arrives")
-    service.move(job, JobState.CANCELLED, verdict=CANCELLED)
-    assert client.done() == 130
+@pytest.mark.parametrize(
+    ("options", "ci", "lease"),
+    [([], True, 600.0), (["--lease", "9"], True, 9.0), (["--detach"], True, None), ([], False, None)],
+)
+def test_in_ci_a_client_that_vanishes_takes_its_job_along(source, options, ci, lease):
+    args = build_parser().parse_args(["submit", *options, "--", "scripts/train.sh"])
+    listing = list_files(source)
+    workflow = Run("o/r", "a" * 40, "main", "98", 1, "e2e") if ci else None
+    assert request_of(args, workflow, listing, entry_of(["scripts/train.sh"], listing)).lease == lease
 
 
 @pytest.mark.parametrize(
