@@ -168,7 +168,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
 
 
-@pytest.mark.parametrize("effort", [(10, 20), pytest.param((600, 50), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("effort", [(10, 20), pytest.param((120, 40), marks=pytest.mark.slow)])
 def test_the_store_is_the_model(url, monkeypatch, effort):
     monkeypatch.setattr(writing, "PIECE", 400)
     folder = Path(tempfile.mkdtemp(prefix="model-"))
