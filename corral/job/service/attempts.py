@@ -180,8 +180,7 @@ class Attempts:
 
     def _begin(self, job: JobRecord, seen: Seen, work: Coroutine[Any, Any, None]) -> None:
         async def guarded() -> None:
-            done: list[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
-            problem = done[0]
+            problem: BaseException | None = (await asyncio.gather(work, return_exceptions=True))[0]
             seen.work = None
             if problem is None:
                 seen.succeeded()

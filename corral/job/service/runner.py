@@ -16,6 +16,7 @@ from corral.job.backends.base import Backend
 from corral.job.core.admission import admit, resources_of
 from corral.job.core.clock import Clock
 from corral.job.core.decide import Decision, decide
+from corral.job.core.machine import HOLDS_DEVICES
 from corral.job.core.record import JobRecord
 from corral.job.protocol.agent import EndRecord, Heartbeat, Orders
 from corral.job.protocol.states import JobState
@@ -59,7 +60,8 @@ class Runner:
         self._attempts = Attempts(journal, backend, settings, clock, token_for, self._awake)
         self._jobs: dict[str, JobRecord] = {}
         self._broken: dict[str, float] = {}
-        self._refresh_at = self._soonest = float("-inf")
+        self._changed = self._room = True  # since the list was read; since the last admission
+        self._refresh_at = self._soonest = self._waiting_at = float("-inf")
         self._reap_at = float("-inf")
         self._woken = asyncio.Event()
         self._started = clock.now()
@@ -83,7 +85,7 @@ class Runner:
 
     def wake(self) -> None:
         """Something about jobs has changed: look now, and read all of them again."""
-        self._refresh_at = min(self._refresh_at, self._soonest)
+        self._changed = True
         self._awake()
 
     async def heartbeat(self, job_id: str, heard: Heartbeat) -> Orders:
@@ -121,9 +123,9 @@ class Runner:
 
     async def _tick(self) -> None:
         now = time.monotonic()
-        if now >= self._refresh_at:
+        if now >= (self._soonest if self._changed else self._refresh_at):
             await self._refresh()
-        jobs = [job for job in self._jobs.values() if self._broken.get(job.job_id, 0.0) <= now and self._due(job)]
+        jobs = [job for job in self._due(now) if self._broken.get(job.job_id, 0.0) <= now]
         done = await asyncio.gather(*map(self._step, jobs), return_exceptions=True)
         for job, problem in zip(jobs, done, strict=True):
             if isinstance(problem, Stale):
@@ -131,14 +133,21 @@ class Runner:
             elif problem is not None:
                 self._broken[job.job_id] = now + BROKEN_PAUSE
                 log.error("cannot handle a job", exc_info=problem, extra={"job": job.job_id})
-        await self._admit()
+        if self._room:
+            self._room = False
+            await self._admit()
         if now >= self._reap_at and (self._reaping is None or self._reaping.done()):
             self._reap_at = now + REAP
             self._reaping = asyncio.create_task(self._attempts.reap(), name="reaper")
 
-    def _due(self, job: JobRecord) -> bool:
-        """Of the many that wait, most have nothing to be done for them."""
-        return job.state not in WAITING or self._decide(job, self._attempts.seen(job), False) is not None
+    def _due(self, now: float) -> list[JobRecord]:
+        """Of the many that wait, most have nothing to be done for them, and a tick is soon enough for the others."""
+        due = [job for job in self._jobs.values() if job.state not in WAITING]
+        if now >= self._waiting_at:
+            self._waiting_at = now + self._tick_seconds
+            waiting = [job for job in self._jobs.values() if job.state in WAITING]
+            due += [job for job in waiting if self._decide(job, self._attempts.seen(job), False)]
+        return due
 
     async def _step(self, job: JobRecord) -> None:
         seen = self._attempts.seen(job)
@@ -175,6 +184,7 @@ class Runner:
             job_deployment_status=observed.job_deployment_status if observed else "",
             **decision.changes(job, self._clock.now()),
         )
+        self._room = self._room or after.state not in HOLDS_DEVICES
         if after.terminal:
             self._jobs.pop(job.job_id, None)
             self._broken.pop(job.job_id, None)
@@ -202,6 +212,7 @@ class Runner:
     async def _refresh(self) -> None:
         """Reading very many jobs takes its time, so that is never most of what we do."""
         begun = time.monotonic()
+        self._changed, self._room, self._waiting_at = False, True, float("-inf")
         active = await self._journal.read(self._journal.store.active)
         self._jobs = {job.job_id: job for job in active}
         now = time.monotonic()
