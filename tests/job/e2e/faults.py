@@ -34,7 +34,9 @@ def until(condition: Callable[[], Any], what: str, bound: float = BOUND) -> Any:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)} | more
+    """As somebody has it who activated the environment these tests run in."""
+    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)} | path | more
 
 
 class Service:
@@ -207,7 +209,9 @@ class Place:
     def script(self, name: str, text: str) -> None:
         (self.source / name).write_text(text, encoding="utf-8")
 
-    def submit(self, *options: object, script: str = "job.sh", arguments: tuple[object, ...] = (), **env: str) -> Client:
+    def submit(
+        self, *options: object, script: str = "job.sh", arguments: tuple[object, ...] = (), **env: str
+    ) -> Client:
         return self.client("submit", *options, "--env", f"GATES={self.gates}", "--", script, *arguments, **env)
 
     def client(self, *arguments: object, **env: str) -> Client:
