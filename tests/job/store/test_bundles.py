@@ -103,6 +103,7 @@ def device(name: str) -> tarfile.TarInfo:
         (archive(("big", b"\0" * (3 << 20))), "unpacks to more than 2 MiB"),
         (archive(("n" * (5 << 20), b"")), "headers over"),
     ],
+    ids=["text", "empty", "gzip of text", "cut", "absolute", "parent", "device", "big", "long name"],
 )
 def test_a_listing_refuses_what_is_no_safe_archive(tmp_path, content, said):
     bundles = Bundles(tmp_path, unpacked=2 << 20)
