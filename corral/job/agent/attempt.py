@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.errors import InfraError
+from corral.job.agent.output import read_regular
 from corral.job.protocol.agent import AgentSpec, EndRecord
 
 RESERVE = 1 << 16  # bytes kept free for the end record, so that a full disk does not cost the verdict
@@ -46,8 +47,8 @@ class Attempt:
     def service_url(self) -> str:
         """Where the service is now; it writes service.json whenever it starts."""
         try:
-            return str(json.loads((self.folder / "service.json").read_bytes())["url"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(read_regular(self.folder / "service.json", 0, RESERVE))["url"])
+        except (ValueError, KeyError, TypeError):
             return self.spec.service_url
 
     # The end record -------------------------------------------------------------------------------------------------
@@ -78,8 +79,8 @@ class Attempt:
     def read_end(self) -> EndRecord | None:
         """None when there is none, or half of one."""
         try:
-            record = EndRecord.model_validate_json((self.folder / "end.json").read_bytes())
-        except (OSError, ValueError):
+            record = EndRecord.model_validate_json(read_regular(self.folder / "end.json", 0, RESERVE))
+        except ValueError:
             return None
         return record if record.is_whole() else None
 

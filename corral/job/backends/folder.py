@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import stat
+import shutil
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from corral.atomic import undone_on_failure
+from corral.job.agent.output import read_regular
 from corral.job.protocol.agent import DRIVER, AgentSpec, EndRecord
 
 SPEC = "spec.json"
@@ -18,6 +22,8 @@ END = "end.json"
 AGENT_LOG = "agent.log"
 DRIVER_LOG = "driver.log"
 RUN = "run"
+LONGEST = 4 << 20  # bytes of a file that is read whole
+LARGEST = 1 << 22  # bytes of a file that is read whole: a spec with all it may hold
 
 _SUBMISSION = re.compile(r"(rj-[0-9a-f]{12})-a([1-9][0-9]{0,5})")
 
@@ -50,13 +56,33 @@ def make(folder: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Like atomic.write_text, readable by the owner alone from its first byte on. Raises InfraError."""
+    """Like atomic.write_text, readable by the owner alone from its first byte on; a folder in its place is removed.
+
+    Raises InfraError.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with undone_on_failure(path, lambda: temporary.unlink(missing_ok=True)):
-        temporary.unlink(missing_ok=True)
+        for place in (temporary, *([path] if path.is_dir() else [])):
+            clear(place)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         temporary.replace(path)
+
+
+def remove(path: Path) -> None:
+    """Whatever it is, and whether it is there or not. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read(path: Path) -> bytes:
+    """The content; b"" when there is no plain file. A job may put anything in the place of the files about it: a link,
+    a pipe, a folder, and what it leaves must not hold up what ends it."""
+    return read_regular(path, 0, LARGEST)
 
 
 def write_spec(folder: Path, spec: AgentSpec) -> None:
@@ -66,16 +92,49 @@ def write_spec(folder: Path, spec: AgentSpec) -> None:
     write_service(folder, spec.service_url)
 
 
+def read_spec(folder: Path) -> AgentSpec | None:
+    """What the attempt was started with; None when that is not there any more."""
+    try:
+        return AgentSpec.model_validate_json(read(folder / SPEC))
+    except ValidationError:
+        return None
+
+
 def write_service(folder: Path, url: str) -> None:
     """Tell the agent where the service is now. Raises InfraError when the disk refuses."""
     write_private(folder / SERVICE, json.dumps({"url": url}) + "\n")
 
 
+def read(path: Path) -> bytes | None:
+    """A small file; None when there is none. The job may have put anything in its place: a pipe, a link, a folder."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return file.read(LONGEST) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except OSError:
+        return None
+
+
+def clear(path: Path) -> None:
+    """Remove what is there, of whatever kind."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_spec(folder: Path) -> AgentSpec | None:
+    """None when there is none, or not a whole one."""
+    try:
+        return AgentSpec.model_validate_json(read(folder / SPEC) or b"")
+    except ValidationError:
+        return None
+
+
 def read_end(folder: Path, job_id: str, attempt: int) -> EndRecord | None:
     """The end record of this attempt; None when there is none, or half of one, or that of another attempt."""
     try:
-        record = EndRecord.model_validate_json((folder / END).read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValidationError):
+        record = EndRecord.model_validate_json(read(folder / END))
+    except ValidationError:
         return None
     return record if record.is_whole() and (record.job_id, record.attempt) == (job_id, attempt) else None
 

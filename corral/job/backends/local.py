@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+from pydantic import TypeAdapter, ValidationError
 
 from corral import platform
 from corral.errors import ConfigError, InfraError
@@ -53,6 +54,9 @@ class Host:
 
     def runs(self) -> bool:
         return not self.removed and marks.started(self.pid) == self.started
+
+
+_HOST = TypeAdapter(Host)
 
 
 class LocalBackend:
@@ -228,10 +232,13 @@ class LocalBackend:
 
 
 def _read_host(folder: Path) -> Host | None:
+    """None when there is none, or none that could be one: the job may write there too."""
     try:
-        return Host(**json.loads((folder / HOST).read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError):
+        said = json.loads(files.read(folder / HOST))
+        host = Host(int(said["pid"]), str(said["started"]), bool(said["removed"]))
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
+    return host if 0 <= host.pid < 1 << 31 else None
 
 
 def _host_among(processes: list[psutil.Process]) -> Host | None:
@@ -250,10 +257,7 @@ def _argv(process: psutil.Process) -> list[str]:
 
 
 def _last_words(folder: Path, code: int | None) -> str:
-    try:
-        text = (folder / HOST_LOG).read_bytes()[-4096:].decode("utf-8", "replace")
-    except FileNotFoundError:
-        text = ""
+    text = files.read(folder / HOST_LOG)[-4096:].decode("utf-8", "replace")
     said = [line.strip() for line in text.splitlines() if line.strip()]
     ended = "its local nodes have ended" + ("" if code is None else f" with exit code {code}")
     return f"{ended}: {said[-1][:300]}" if said else ended

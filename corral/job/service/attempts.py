@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from corral.job.core.clock import Clock
 from corral.job.core.machine import HOLDS_DEVICES
 from corral.job.core.record import JobRecord
 from corral.job.core.redact import Redactor
-from corral.job.protocol.agent import AgentSpec, EndRecord
+from corral.job.protocol.agent import EndRecord
 from corral.job.protocol.states import JobState
 from corral.job.service.drain import drain, shipped
 from corral.job.service.journal import Journal
-from corral.job.service.launch import agent_spec
+from corral.job.service.launch import agent_spec, read_secrets
 from corral.job.service.seen import Seen
 from corral.job.service.settings import Settings
 from corral.job.store.bundles import Bundles
@@ -220,23 +221,25 @@ class Attempts:
         await self._backend.destroy(job.submission_id)
         await self._drain(job, final=True)  # nobody writes any more
         if (folder := self._backend.attempt_dir(job.submission_id)) is not None:
-            (folder / files.SPEC).unlink(missing_ok=True)  # it holds secrets, which nobody needs any more
+            await asyncio.to_thread(files.remove, folder / files.SPEC)  # it holds secrets, which nobody needs any more
         seen.absent = True
 
     async def _drain(self, job: JobRecord, final: bool) -> int:
         folder = self._backend.attempt_dir(job.submission_id)
         if folder is None:
             return 0
-        return await drain(self._journal, job, folder, await asyncio.to_thread(_redactor, folder), final)
+        redactor = await asyncio.to_thread(self._redactor, job, folder)
+        return await drain(self._journal, job, folder, redactor, final)
+
+    def _redactor(self, job: JobRecord, folder: Path) -> Redactor:
+        """For the secrets that the attempt was started with, and where it removed those for what they are now."""
+        values = [self._token_for(job.job_id)]
+        if (spec := files.read_spec(folder)) is not None:
+            values += [*spec.secrets.values(), spec.token]
+        else:
+            with suppress(ConfigError, InfraError):
+                values += read_secrets(job.request.secrets, self._settings.secrets_dir).values()
+        return Redactor(values)
 
     def _folder(self, job: JobRecord) -> Path:
         return files.attempt_folder(self._settings.data_dir, job.job_id, job.attempt)
-
-
-def _redactor(folder: Path) -> Redactor:
-    """For the secrets that the attempt was started with, whatever they are now."""
-    try:
-        spec = AgentSpec.model_validate_json((folder / files.SPEC).read_bytes())
-    except FileNotFoundError:
-        return Redactor([])  # it was never started, or all of it is stored
-    return Redactor([*spec.secrets.values(), spec.token])

@@ -103,7 +103,8 @@ class Service:
         assert answer.status_code == 200, answer.text
         found = [json.loads(line) for line in answer.text.splitlines() if line]
         assert [event["seq"] for event in found] == list(range(1, len(found) + 1))
-        assert [event["type"] for event in found].count("final") == 1 and found[-1]["type"] == "final"
+        assert [event["type"] for event in found].count("final") == 1
+        assert found[-1]["type"] == "final"
         return found
 
     def attempt(self, job_id: str, number: int = 1) -> Path:

@@ -64,7 +64,8 @@ def test_idle(at):
 def test_hang_names_the_rank_that_stands_still(at):
     client, final = timed_out(at, "hang", 3, "hung.py")
     assert (final["failing_rank"], final["failing_node"]) == (1, 1)
-    assert "rank 1 on node-1" in client.verdict and "is stopped, in step" in client.verdict
+    assert "rank 1 on node-1" in client.verdict
+    assert "is stopped, in step" in client.verdict
 
 
 def test_output_is_not_progress_and_progress_is_not_output(at):
@@ -78,8 +79,9 @@ def test_queue(at):
     """Of two devices one job holds both."""
     holder = at.submit("--nodes", "2", "--timeout-start", "60", script="chatty.sh")
     until(lambda: at.service.state(holder.job_id) not in ("ACCEPTED", "QUEUED"), "the first job holds the devices")
-    client, final = timed_out(at, "queue", 1, "quiet.sh")
-    assert client.lines == [] and "RUNNING" not in client.err
+    client, _final = timed_out(at, "queue", 1, "quiet.sh")
+    assert client.lines == []
+    assert "RUNNING" not in client.err
     assert at.client("cancel", holder.job_id).done() == 0
     assert holder.done() == 130
     at.service.nothing_left(holder.job_id)
@@ -88,7 +90,8 @@ def test_queue(at):
 def test_start(at):
     """Ray's nodes take longer than that."""
     client, _ = timed_out(at, "start", 0.3, "quiet.sh", "--nodes", "2")
-    assert client.lines == [] and "still in PROVISIONING" in client.verdict
+    assert client.lines == []
+    assert "still in PROVISIONING" in client.verdict
 
 
 def test_the_first_limit_that_passes_is_the_one_that_is_told(at):

@@ -1,4 +1,4 @@
-"""Each way a job can fail by itself: the verdict line names class, rank and first error, the exit code is as written."""
+"""Each way a job can fail by itself: the verdict line names class, rank and first error."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 
 from tests.job.e2e.faults import interrupt, place, until
 
-RANKS = """
+TRACEBACK = r'Traceback (most recent call last):\n  File "x.py", line 1, in f\n'
+RANKS = f"""
 d="$CORRAL_RUN_DIR/logs/node-1"; mkdir -p "$d"
 echo "rank 4 works" > "$d/rank-4.log"
-printf 'rank 5 works\\nTraceback (most recent call last):\\n  File "x.py", line 1, in f\\nValueError: rewards are nan\\n' > "$d/rank-5.log"
+printf 'rank 5 works\\n{TRACEBACK}ValueError: rewards are nan\\n' > "$d/rank-5.log"
 sleep 0.3
-printf 'Traceback (most recent call last):\\n  File "x.py", line 2, in g\\nConnectionResetError: closed by peer\\n' >> "$d/rank-4.log"
+printf '{TRACEBACK}ConnectionResetError: closed by peer\\n' >> "$d/rank-4.log"
 exit 3
 """
 
@@ -43,7 +44,7 @@ def at():
         ("config.sh", 78, "FAILED (config): error: trainer.nnodes=0: has to be at least 1; exit code 78"),
         ("infra.sh", 75, "FAILED (infra): error: port 1 taken; exit code 75"),
         ("segfault.sh", 139, "FAILED (user): no error line in its output; segmentation fault; exit code 139 (SIGSEGV)"),
-        ("killed.sh", 75, "FAILED (infra): no error line in its output; killed: out of memory, or by hand; exit code 137 (SIGKILL)"),
+        ("killed.sh", 75, "FAILED (infra): no error line in its output; killed: out of memory, or by hand; exit code 137"),
         ("ranks.sh", 3, "FAILED (user): rank 5 on node-1: ValueError: rewards are nan; exit code 3"),
         ("own-timeout.sh", 124, "TIMEOUT"),
         ("odd.sh", 1, "FAILED (user): no error line in its output; exit code 100"),
@@ -66,9 +67,8 @@ def test_a_command_that_fails(at, script, code, line):
 def test_a_command_that_is_not_there(at):
     client = at.submit(script="absent.sh")
     assert client.done() == 78
-    assert (
-        client.verdict.startswith("FAILED (config): ") and "absent.sh: line 1: no_such_command_here" in client.verdict
-    )
+    assert client.verdict.startswith("FAILED (config): ")
+    assert "absent.sh: line 1: no_such_command_here" in client.verdict
 
 
 def test_a_script_that_is_not_there(at):

@@ -26,7 +26,10 @@ STARTED = 240.0  # seconds until all ranks work, on a busy machine
 RUN = 600.0
 MANY = 1000  # steps: a run that ends only by its fault
 
-RAISING = "def score(data_source, solution_str, ground_truth, extra_info=None):\n    raise ValueError('this reward is wrong')\n"
+RAISING = """
+def score(data_source, solution_str, ground_truth, extra_info=None):
+    raise ValueError("this reward is wrong")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def at(inputs):
         (it.source / "examples").mkdir()
         shutil.copy(EXAMPLES / Path(SCRIPT).name, it.source / SCRIPT)
         it.script("raising.py", RAISING)
-        it.script("importing.py", "import no_such_module_here\n\n\n" + RAISING)
+        it.script("importing.py", f"import no_such_module_here\n{RAISING}")
         it.script("short.sh", "echo short")
         it.inputs = inputs
         yield it
@@ -111,7 +114,8 @@ def test_a_reward_that_raises(at):
         at, overrides=("reward.custom_reward_function.path=raising.py", "reward.custom_reward_function.name=score")
     )
     final = over(at, client, 1, r"FAILED \(user\): .*ValueError: this reward is wrong", RUN)
-    assert final["class"] == "user" and "this reward is wrong" in final["first_error"]
+    assert final["class"] == "user"
+    assert "this reward is wrong" in final["first_error"]
 
 
 def test_a_reward_that_imports_what_is_not_there(at):
