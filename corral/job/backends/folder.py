@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import stat
-import shutil
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -22,7 +20,6 @@ END = "end.json"
 AGENT_LOG = "agent.log"
 DRIVER_LOG = "driver.log"
 RUN = "run"
-LONGEST = 4 << 20  # bytes of a file that is read whole
 LARGEST = 1 << 22  # bytes of a file that is read whole: a spec with all it may hold
 
 _SUBMISSION = re.compile(r"(rj-[0-9a-f]{12})-a([1-9][0-9]{0,5})")
@@ -62,8 +59,7 @@ def write_private(path: Path, text: str) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with undone_on_failure(path, lambda: temporary.unlink(missing_ok=True)):
-        for place in (temporary, *([path] if path.is_dir() else [])):
-            clear(place)
+        temporary.unlink(missing_ok=True)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
         if path.is_dir() and not path.is_symlink():
@@ -103,31 +99,6 @@ def read_spec(folder: Path) -> AgentSpec | None:
 def write_service(folder: Path, url: str) -> None:
     """Tell the agent where the service is now. Raises InfraError when the disk refuses."""
     write_private(folder / SERVICE, json.dumps({"url": url}) + "\n")
-
-
-def read(path: Path) -> bytes | None:
-    """A small file; None when there is none. The job may have put anything in its place: a pipe, a link, a folder."""
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            return file.read(LONGEST) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
-    except OSError:
-        return None
-
-
-def clear(path: Path) -> None:
-    """Remove what is there, of whatever kind."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def read_spec(folder: Path) -> AgentSpec | None:
-    """None when there is none, or not a whole one."""
-    try:
-        return AgentSpec.model_validate_json(read(folder / SPEC) or b"")
-    except ValidationError:
-        return None
 
 
 def read_end(folder: Path, job_id: str, attempt: int) -> EndRecord | None:

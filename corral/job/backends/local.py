@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from pydantic import TypeAdapter, ValidationError
 
 from corral import platform
 from corral.errors import ConfigError, InfraError
@@ -54,9 +53,6 @@ class Host:
 
     def runs(self) -> bool:
         return not self.removed and marks.started(self.pid) == self.started
-
-
-_HOST = TypeAdapter(Host)
 
 
 class LocalBackend:
@@ -202,8 +198,10 @@ class LocalBackend:
     async def _stop(self, submission_id: str, grace: float) -> None:
         mark, folder = self._mark(submission_id), self._folder(submission_id)
         host = _read_host(folder) if folder else None
-        if host is not None and host.runs():
-            marks.send([psutil.Process(host.pid)], signal.SIGTERM)
+        every = await asyncio.to_thread(marks.marked, mark)
+        # The note lies where the job can write: only a process with the mark is believed to be the host.
+        if host is not None and host.runs() and (chosen := [each for each in every if each.pid == host.pid]):
+            marks.send(chosen, signal.SIGTERM)
             end = time.monotonic() + grace
             while host.runs() and time.monotonic() < end:
                 await asyncio.sleep(LOOK)
@@ -211,7 +209,7 @@ class LocalBackend:
                 await asyncio.to_thread(marks.kill_all, mark, KILL_BOUND)
             return
         # Its supervisor ends what is left, unless that was killed too.
-        marks.send(await asyncio.to_thread(marks.marked, mark), signal.SIGTERM)
+        marks.send(every, signal.SIGTERM)
         if not await asyncio.to_thread(marks.await_gone, mark, grace):
             await asyncio.to_thread(marks.kill_all, mark, KILL_BOUND)
 

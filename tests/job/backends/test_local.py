@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -45,11 +47,15 @@ def below(place: Place, spec: AgentSpec) -> dict[str, psutil.Process]:
     """The marked processes of a submission, by what they are."""
     parts = {"corral.workers.supervisor": "supervisor", "corral.job.agent": "agent", "corral": "host"}
     found: dict[str, psutil.Process] = {}
-    for process, mark in marks.marks(""):
-        if mark.endswith(f"-{spec.submission_id}"):
+    for process in marks.marked(mark_of(place, spec)):
+        with suppress(psutil.NoSuchProcess):
             module = process.cmdline()[2:3]
             found[parts.get(module[0] if module else "", f"command {process.pid}")] = process
     return found
+
+
+def mark_of(place: Place, spec: AgentSpec) -> str:
+    return LocalBackend(Settings(data_dir=place.folder.parent / "data"))._mark(spec.submission_id)
 
 
 STRAY = "setsid bash -c \"trap '' TERM; while :; do sleep 0.05; done\" &"  # of a session of its own, and stubborn
@@ -136,11 +142,25 @@ def test_foreign_processes_are_never_touched(place: Place) -> None:
         await later.destroy(spec.submission_id)
         assert [process.poll() for process in foreign] == [None, None, None]
 
-    own = LocalBackend(Settings(data_dir=place.folder.parent / "data"))._mark(spec.submission_id)
+    async def lied_to() -> None:
+        """The job itself wrote the note, with all that makes a process look like a host."""
+        backend, spec = await running(place)
+        folder = backend.attempt_dir(spec.submission_id)
+        assert folder is not None
+        note = {"pid": foreign[0].pid, "started": marks.started(foreign[0].pid), "removed": False}
+        (folder / "host.json").write_text(json.dumps(note))
+        await backend.stop(spec.submission_id, 0.0)
+        await until(lambda: not below(place, spec))
+        await backend.destroy(spec.submission_id)
+        assert [process.poll() for process in foreign] == [None, None, None]
+
+    own = mark_of(place, spec)
     signs = ["", f"0123456789ab-{spec.submission_id}", f"{own}1"]
     foreign = [subprocess.Popen(sleeper, env={**os.environ, marks.MARK: sign}) for sign in signs]
     try:
         asyncio.run(life(foreign))
+        shutil.rmtree(place.folder.parent / "data")
+        asyncio.run(lied_to())
     finally:
         for process in foreign:
             process.kill()
