@@ -95,7 +95,8 @@ class Runner:
             return Orders(stop=True)
         if self._attempts.seen(job).hear(heard, self._clock.now()):
             self._awake()
-        return Orders(stop=job.state in UNWANTED or job.cancel is not None)
+        # Not at once when a cancel is asked for: the command's end would be on record before the verdict says why.
+        return Orders(stop=job.state in UNWANTED)
 
     async def end(self, job_id: str, record: EndRecord) -> None:
         """A command is over. The record is kept on disk before this returns; that of another attempt is ignored.

@@ -133,6 +133,23 @@ def test_only_failures_of_the_infrastructure_are_tried_again(tmp_path: Path) -> 
     run(test())
 
 
+def test_an_agent_is_not_told_to_stop_before_the_verdict_says_why(tmp_path: Path) -> None:
+    async def test() -> None:
+        backend = ScriptedBackend()
+        async with world(tmp_path, backend) as it:
+            job_id = await it.submit()
+            await it.runs(job_id)
+            it.store.request_cancel(job_id, "user")  # the runner has not looked yet
+            assert it.job(job_id).state is JobState.RUNNING
+            assert not await it.beat(job_id, "running")
+            it.runner.wake()
+            await until(lambda: it.job(job_id).state is JobState.COLLECTING)
+            assert await it.beat(job_id, "running")
+            assert (await it.finishes(job_id, 143)).state is JobState.CANCELLED
+
+    run(test())
+
+
 @pytest.mark.parametrize("kind", ["queue", "start", "run", "idle", "hang"])
 def test_each_deadline(kind: str, tmp_path: Path) -> None:
     async def test() -> None:
@@ -306,6 +323,7 @@ def test_orders_to_agents_that_nobody_waits_for(tmp_path: Path) -> None:
             await asyncio.sleep(0.1)
             assert it.job(job_id).state is JobState.RUNNING
             await it.cancels(job_id)
+            await until(lambda: it.job(job_id).state is not JobState.RUNNING)
             assert await it.beat(job_id, "running")
 
     run(test())
