@@ -44,7 +44,7 @@ def at():
         ("config.sh", 78, "FAILED (config): error: trainer.nnodes=0: has to be at least 1; exit code 78"),
         ("infra.sh", 75, "FAILED (infra): error: port 1 taken; exit code 75"),
         ("segfault.sh", 139, "FAILED (user): no error line in its output; segmentation fault; exit code 139 (SIGSEGV)"),
-        ("killed.sh", 75, "FAILED (infra): no error line in its output; killed: out of memory, or by hand; exit code 137"),
+        ("killed.sh", 75, "FAILED (infra): no error line in its output; killed: out of memory, or by hand"),
         ("ranks.sh", 3, "FAILED (user): rank 5 on node-1: ValueError: rewards are nan; exit code 3"),
         ("own-timeout.sh", 124, "TIMEOUT"),
         ("odd.sh", 1, "FAILED (user): no error line in its output; exit code 100"),

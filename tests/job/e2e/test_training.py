@@ -105,7 +105,8 @@ def test_success_through_the_loss_of_client_and_service(at):
         raw = (at.service.attempt(job) / "run" / "logs" / f"node-{node}" / f"rank-{rank}.log").read_text()
         prefix = f"[node-{node} rank-{rank}] "
         seen = [line.removeprefix(prefix) for line in watch.lines if line.startswith(prefix)]
-        assert seen == raw.splitlines() and seen, f"rank {rank}"
+        assert seen, f"rank {rank}"
+        assert seen == raw.splitlines(), f"rank {rank}"
     at.service.nothing_left(job)
 
 
