@@ -84,10 +84,10 @@ async def _interrupted(api: Api, job_id: str, visit: Visit, screen: Screen, watc
     await asyncio.wait({cancelling, watching}, timeout=CANCEL_WAIT, return_when=asyncio.FIRST_COMPLETED)
     if cancelling.done() and cancelling.exception() is None:
         screen.note(f"cancel sent; waiting up to {CANCEL_WAIT:.0f} s for job {job_id} to end, again to leave at once")
+        await asyncio.wait({watching}, timeout=CANCEL_WAIT)
     elif not watching.done():
         error = cancelling.exception() if cancelling.done() else "no answer"
         screen.note(f"the cancel did not reach the service ({error}); corral cancel {job_id}")
-    await asyncio.wait({watching}, timeout=CANCEL_WAIT)
     cancelling.cancel()
     await asyncio.gather(cancelling, return_exceptions=True)
 
