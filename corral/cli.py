@@ -13,6 +13,7 @@ from corral.engine import commands as model
 from corral.errors import ConfigError
 from corral.exits import run_command
 from corral.job import commands as job
+from corral.stdio import standard_streams
 from corral.workers import commands as cluster
 
 _OVERRIDES = "key=value ..., as in docs/configuration.md; quote values with = ( , or ~"
@@ -29,8 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
 
     def command() -> int:
-        args = build_parser().parse_args(argv)
-        return int(args.run(args))
+        with standard_streams():
+            args = build_parser().parse_args(argv)
+            return int(args.run(args))
 
     return run_command(command)
 

@@ -39,6 +39,7 @@ RULES = {
     "errors": Rule(frozenset(), only=frozenset()),
     "exits": Rule(frozenset(), only=frozenset()),
     "atomic": Rule(frozenset(), only=frozenset()),
+    "stdio": Rule(frozenset(), only=frozenset()),
     "batch": Rule(frozenset(), only=frozenset({"torch"})),
     "config": FACTS,
     "platform": FACTS,

@@ -33,10 +33,12 @@ class Screen(Protocol):
 
 class Writer:
     """Writes in a thread of its own, in order: a reader that stops must not stop signals, heartbeats and the stream's
-    keep-alives. What a closed stdout (`| head`) refuses is dropped, and `closed` is called once, from that thread."""
+    keep-alives. What a stdout that is closed (`| head`) or full refuses is dropped, and `closed` is called once, from
+    that thread: a job goes on, and has a verdict, whatever becomes of its reader."""
 
     def __init__(self) -> None:
         self.closed: Callable[[], object] = lambda: None
+        self.failed: str | None = None  # why stdout took no more, unless its reader left
         self._thread = ThreadPoolExecutor(1, "corral-show")
         self._gone: set[int] = set()
 
@@ -55,10 +57,11 @@ class Writer:
                 while data:
                     data = data[os.write(fd, data) :]
             except OSError as error:
-                if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
-                    raise
                 self._gone.add(fd)
                 if fd == OUT:
+                    if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
+                        self.failed = f"cannot write to stdout: {error.strerror}"
+                        self._write([(ERR, f"-- {self.failed}; the rest is not shown\n")])
                     self.closed()
 
 

@@ -89,7 +89,7 @@ async def _logs(args: Namespace, api: Api) -> int:
             await writer.write([(OUT, "".join(f"{printable(line)}\n" for line in lines))])
     if rest:
         await writer.write([(OUT, f"{printable(rest)}\n")])
-    return 0
+    return InfraError.exit_code if writer.failed else 0
 
 
 async def _cancel(args: Namespace, api: Api) -> int:

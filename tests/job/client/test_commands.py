@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,21 @@ def source(tmp_path: Path) -> Path:
 class Client:
     """A `corral` process."""
 
-    def __init__(self, service: Running | None, *arguments: str, cwd: Path | None = None, **env: str) -> None:
+    def __init__(
+        self,
+        service: Running | None,
+        *arguments: str,
+        cwd: Path | None = None,
+        stdout: str | None = None,
+        **env: str,
+    ) -> None:
         base = {name: value for name, value in os.environ.items() if name not in NOISE}
         url = {} if service is None else {"CORRAL_URL": service.url}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "corral", *arguments], cwd=cwd, env=base | url | env,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        with open(stdout, "w") if stdout else nullcontext(subprocess.PIPE) as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "corral", *arguments], cwd=cwd, env=base | url | env,
+                stdout=out, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
         self.out = self.err = ""
 
     def done(self) -> int:
@@ -99,9 +108,11 @@ def new_job(service: Running, known: set[str]) -> str:
     return found[0]
 
 
-def submitted(service: Running, *arguments: str, cwd: Path, **env: str) -> tuple[Client, str]:
+def submitted(
+    service: Running, *arguments: str, cwd: Path, stdout: str | None = None, **env: str
+) -> tuple[Client, str]:
     known = {job.job_id for job in service.store.active()}
-    client = Client(service, "submit", *arguments, cwd=cwd, **env)
+    client = Client(service, "submit", *arguments, cwd=cwd, stdout=stdout, **env)
     return client, new_job(service, known)
 
 
@@ -272,6 +283,18 @@ def test_a_reader_that_leaves(service, source):
     service.end(job, Status.FAILED, **failure())
     assert client.done() == 3
     assert "FAILED (user)" in client.err
+
+
+def test_a_full_disk_costs_no_verdict(service, source):
+    client, job = submitted(service, "--", "scripts/train.sh", cwd=source, stdout="/dev/full")
+    service.run(job)
+    service.lines(job, ["more than the disk takes"])
+    service.end(job, Status.FAILED, **failure())
+    assert client.done() == 3
+    assert "-- cannot write to stdout: No space left on device; the rest is not shown\n" in client.err
+    logs = Client(service, "logs", job, stdout="/dev/full")
+    assert logs.done() == 75
+    assert logs.err == "-- cannot write to stdout: No space left on device; the rest is not shown\n"
 
 
 def test_detach_and_dry_run(service, source, call):
