@@ -39,18 +39,31 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)} | path | more
 
 
+# `corral` with a system clock that a test sets.
+_SERVE = """
+import pathlib, sys, time
+clock, real = pathlib.Path(sys.argv.pop(1)), time.time
+time.time = lambda: real() + float(clock.read_text() or 0)
+from corral.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 class Service:
     """`corral serve` on one port and one data folder, through any number of kills and starts."""
 
     def __init__(self, root: Path, *options: object) -> None:
         self.root, self.data, self.port = root, root / "d", 0
+        self.clock = root / "clock"  # seconds by which the system's clock is wrong, as the service sees it
+        self.clock.write_text("0")
         self._options = [str(option) for option in options]
         self._prefix = hashlib.sha256(os.fsencode(self.data.resolve())).hexdigest()[:12] + "-"
         self._log = (root / "serve.log").open("ab")
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "corral", "serve", "--port", str(self.port), "--data-dir", str(self.data)]
+        command = [sys.executable, "-c", _SERVE, str(self.clock), "serve"]
+        command += ["--port", str(self.port), "--data-dir", str(self.data)]
         self.process = subprocess.Popen(
             command + self._options, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment()
         )
