@@ -29,8 +29,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 e2e: $(INSTALLED)
 	@$(BIN)/corral e2e run two-node-ppo
 
+# Two files at a time, not one a core: a single test starts up to nine processes.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow

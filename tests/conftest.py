@@ -12,3 +12,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.pop("RAY_ADDRESS", None)
 # A shell starts background jobs with SIGINT ignored, and children inherit that: tests of Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says something about the machine, nothing about the code. After the environment is set.
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("corral", deadline=None)
+settings.load_profile("corral")

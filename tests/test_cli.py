@@ -141,7 +141,7 @@ def test_data_that_is_not_data_exits_with_1(run_keys, tmp_path):
         ([], "required: COMMAND; see `corral --help`"),
         (["data"], "required: KIND; see `corral data --help`"),
         (["data", "arithmetic", "out", "--seed", "one"], "see `corral data arithmetic --help`"),
-        (["cluster", "local", "--nodes", "0"], "'0' is not a whole number of at least 1"),
+        (["cluster", "local", "--nodes", "some"], "'some' is not a whole number of at least 0"),
         (["cluster", "local", "--devices", "two"], "'two' is not a whole number of at least 1"),
         (["cluster", "local", "--port", "70000"], "'70000' is not a port, 1 to 65535"),
         (["cluster", "local", "--start-timeout", "nan"], "'nan' is not a number of seconds above 0"),
