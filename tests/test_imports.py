@@ -52,7 +52,7 @@ RULES = {
     "trainer": Rule(LEARNING),
     "job": Rule(frozenset({"job", "config", "platform"}), never=frozenset({"torch", "transformers"})),
     "e2e": Rule(frozenset({"e2e", "job", "config"}), never=HEAVY),
-    "cli": Rule(LEARNING | {"job", "e2e", "cli"}),
+    "cli": Rule(LEARNING | {"job", "e2e", "cli", "stdio"}),
 }
 EVERYWHERE = frozenset({"errors", "exits", "atomic", "__version__"})
 ENTRY_POINTS = frozenset({"__init__.py", "__main__.py"})

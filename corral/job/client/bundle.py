@@ -14,7 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from corral.errors import ConfigError
+from corral.errors import ConfigError, InfraError
 from corral.job.client.files import Listing
 
 MIB = 1 << 20
@@ -49,10 +49,13 @@ def packed(listing: Listing, budget: Budget | None = None) -> Iterator[Bundle]:
     _check_size(listing, budget)
     with tempfile.TemporaryDirectory(prefix="corral-bundle-") as folder:
         path = Path(folder) / "source.tar.gz"
-        with path.open("wb") as raw:
-            hashing = _Hashing(raw)
-            with gzip.GzipFile(filename="", mode="wb", compresslevel=6, mtime=0, fileobj=hashing) as stream:
-                members = _write(listing, stream)
+        try:
+            with path.open("wb") as raw:
+                hashing = _Hashing(raw)
+                with gzip.GzipFile(filename="", mode="wb", compresslevel=6, mtime=0, fileobj=hashing) as stream:
+                    members = _write(listing, stream)
+        except OSError as error:
+            raise InfraError(f"cannot pack the source into {folder}: {error.strerror}; TMPDIR names another") from None
         if hashing.size > budget.packed:
             raise _too_big(listing, hashing.size, budget.packed, "packed")
         yield Bundle(hashing.digest(), path, hashing.size, frozenset(members))

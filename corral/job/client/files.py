@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from corral.errors import ConfigError
 
@@ -109,7 +110,7 @@ def _in_git(folder: Path, prefix: str, listing: Listing) -> Iterator[str]:
 
 
 def _in_folder(root: Path) -> Iterator[str]:
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in os.walk(root, onerror=_unreadable):
         here = Path(folder)
         links = [name for name in folders if (here / name).is_symlink()]
         folders[:] = sorted(
@@ -118,11 +119,16 @@ def _in_folder(root: Path) -> Iterator[str]:
             if name not in links
             and name not in _LEFT_OUT_DIRS
             and not name.startswith(".")
-            and not (here / name / "pyvenv.cfg").exists()
+            and not os.path.exists(here / name / "pyvenv.cfg")
         )
         for name in [*files, *links]:
             if not name.startswith("."):
                 yield str((here / name).relative_to(root))
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    """Said, not left out: a job without files that its submitter sees would fail much later."""
+    raise ConfigError(f"the source cannot be read: {error.filename}: {error.strerror}; give a narrower --source")
 
 
 def _checked(name: str) -> str:
@@ -142,6 +148,8 @@ def _kind(root: Path, path: str) -> str:
         mode = full.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return "gone"
+    except OSError as error:
+        _unreadable(error)
     if stat.S_ISLNK(mode):
         target = os.readlink(full)
         named = os.path.normpath(full.parent / target)

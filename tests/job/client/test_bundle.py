@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import resource
+import signal
 import subprocess
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from corral.errors import ConfigError
+from corral.errors import ConfigError, InfraError
 from corral.job.client.bundle import Budget, packed
 from corral.job.client.files import git_head, list_files, source_root
 
@@ -181,6 +185,41 @@ def test_a_file_that_vanishes_meanwhile_is_left_out(repository):
     (repository / "src/a.py").unlink()
     with packed(listing) as bundle:
         assert bundle.members == set(listing.paths) - {"src/a.py"}
+
+
+def test_what_cannot_be_read_is_said():
+    """Not even root reads everything: a folder of somebody else, a file system that refuses."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = write(Path(folder) / "source", {"a.sh": "1", "closed/b": "2"})
+        for path, mode in ((root, 0o755), (Path(folder), 0o755), (root / "closed", 0)):
+            path.chmod(mode)
+        everything = os.geteuid() == 0
+        if everything:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(ConfigError, match=re.escape(f"{root}/closed: Permission denied")) as refused:
+                list_files(root)
+        finally:
+            if everything:
+                os.seteuid(0)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_full_disk_is_said(repository, monkeypatch):
+    """What may be written to one file ends before the archive does."""
+    (repository / "noise").write_bytes(os.urandom(1 << 20))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with (
+            pytest.raises(InfraError, match=r"cannot pack the source into .*: File too large; TMPDIR"),
+            packed(list_files(repository)),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_the_source_is_the_working_tree_around(repository, monkeypatch, tmp_path):
