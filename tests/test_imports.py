@@ -52,9 +52,9 @@ RULES = {
     "trainer": Rule(LEARNING),
     "job": Rule(frozenset({"job", "config", "platform"}), never=frozenset({"torch", "transformers"})),
     "e2e": Rule(frozenset({"e2e", "job", "config"}), never=HEAVY),
-    "cli": Rule(LEARNING | {"job", "e2e", "cli", "stdio"}),
+    "cli": Rule(LEARNING | {"job", "e2e", "cli"}),
 }
-EVERYWHERE = frozenset({"errors", "exits", "atomic", "__version__"})
+EVERYWHERE = frozenset({"errors", "exits", "atomic", "stdio", "__version__"})
 ENTRY_POINTS = frozenset({"__init__.py", "__main__.py"})
 
 
