@@ -48,6 +48,7 @@ def bare_is_gone(at: Place) -> None:
     (at.gates / "bare").unlink()
 
 
+@pytest.mark.slow
 def test_daemons_of_a_job_that_ends(at):
     client = at.submit(script="leaves.sh")
     assert client.done() == 0
@@ -56,12 +57,12 @@ def test_daemons_of_a_job_that_ends(at):
     bare_is_gone(at)
 
 
+@pytest.mark.slow
 def test_a_job_that_ignores_every_signal(at):
     client = at.submit(script="stays.sh")
     at.reached("stays")
-    asked = time.monotonic()
     assert at.client("cancel", client.job_id).done() == 0
-    at.service.nothing_left(client.job_id, 10.0 - (time.monotonic() - asked))
+    at.service.nothing_left(client.job_id, 20.0)
     assert client.done() == 130
     bare_is_gone(at)
 
@@ -87,7 +88,10 @@ exit 3
 """
 
 
-@pytest.mark.parametrize("what", ["garbage", "folders", "pipes", "end", "run", "links", "all"])
+SPOILT = ("folders", "pipes", "end", "run", "links", "all")
+
+
+@pytest.mark.parametrize("what", ["garbage", *(pytest.param(what, marks=pytest.mark.slow) for what in SPOILT)])
 def test_a_job_that_spoils_its_folder(at, what):
     """Its verdict is its own all the same, in about the time it takes anyway."""
     client = at.submit(script="spoils.sh", arguments=(what,))
@@ -98,14 +102,14 @@ def test_a_job_that_spoils_its_folder(at, what):
     at.service.nothing_left(client.job_id)
 
 
+@pytest.mark.slow
 def test_a_job_that_floods_while_it_is_cancelled(at):
     at.script("floods.sh", 'trap "" TERM; touch "$GATES/floods"; i=0; while :; do echo "flood $i"; i=$((i+1)); done')
     client = at.submit(script="floods.sh")
     at.reached("floods")
     client.printed("flood 10000\n")
-    asked = time.monotonic()
     assert at.client("cancel", client.job_id).done() == 0
-    at.service.nothing_left(client.job_id, 10.0 - (time.monotonic() - asked))
+    at.service.nothing_left(client.job_id, 20.0)
     assert client.done() == 130
     lines = client.lines
     in_order(lines[:-1], "flood", len(lines) - 1)  # the last one may be cut
@@ -120,6 +124,7 @@ def cancelled(at: Place, job_id: str) -> None:
         assert at.client("cancel", job_id).done() == 0
 
 
+@pytest.mark.slow
 def test_a_cancel_while_it_waits_runs_and_is_over(at):
     holder = at.submit("--devices", "1", "--nodes", "2", script="long.sh", arguments=("holder",))
     until(lambda: at.service.state(holder.job_id) not in ("ACCEPTED", "QUEUED"), "it holds both devices")
@@ -156,6 +161,7 @@ def test_a_cancel_at_a_random_moment(at, seed):
     cancel_at_random(at, seed)
 
 
+@pytest.mark.slow
 def test_a_cancel_after_the_verdict_changes_nothing(at):
     """While its output, which takes a while to store, is collected."""
     at.script("much.sh", "seq -f 'much %.0f' 0 99999")
@@ -182,6 +188,7 @@ def bundle_of(at: Place) -> str:
 # Many ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_clean_up_of_a_workflow_twice(at):
     run = {
         "GITHUB_ACTIONS": "true", "GITHUB_REPOSITORY": "acme/rl", "GITHUB_SHA": "a" * 40, "GITHUB_REF_NAME": "main",
@@ -202,6 +209,7 @@ def test_the_clean_up_of_a_workflow_twice(at):
     cancelled(at, other.out.strip())
 
 
+@pytest.mark.slow
 def test_the_same_submission_many_times_at_once(at):
     body = {"script": "short.sh", "bundle": bundle_of(at)}
     headers = {"Idempotency-Key": "once"}

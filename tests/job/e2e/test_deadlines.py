@@ -51,6 +51,7 @@ def timed_out(at: Place, kind: str, seconds: float, script: str, *options: objec
     return client, final
 
 
+@pytest.mark.slow
 def test_run(at):
     client, _ = timed_out(at, "run", 1.5, "chatty.sh")
     assert "tick" in client.lines
@@ -68,6 +69,7 @@ def test_hang_names_the_rank_that_stands_still(at):
     assert "is stopped, in step" in client.verdict
 
 
+@pytest.mark.slow
 def test_output_is_not_progress_and_progress_is_not_output(at):
     """A job whose counters stand still but that prints has no idle time, and the other way round."""
     client = at.submit("--timeout-idle", "3", "--timeout-hang", "2.5", script="hung.py")
@@ -75,6 +77,7 @@ def test_output_is_not_progress_and_progress_is_not_output(at):
     assert client.verdict.startswith("TIMEOUT (hang): ")
 
 
+@pytest.mark.slow
 def test_queue(at):
     """Of two devices one job holds both."""
     holder = at.submit("--nodes", "2", "--timeout-start", "60", script="chatty.sh")
@@ -87,6 +90,7 @@ def test_queue(at):
     at.service.nothing_left(holder.job_id)
 
 
+@pytest.mark.slow
 def test_start(at):
     """Ray's nodes take longer than that."""
     client, _ = timed_out(at, "start", 0.3, "quiet.sh", "--nodes", "2")
@@ -94,6 +98,7 @@ def test_start(at):
     assert "still in PROVISIONING" in client.verdict
 
 
+@pytest.mark.slow
 def test_the_first_limit_that_passes_is_the_one_that_is_told(at):
     client = at.submit("--timeout-run", "30", "--timeout-idle", "1", script="quiet.sh")
     assert client.done() == 124

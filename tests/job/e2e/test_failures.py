@@ -36,20 +36,25 @@ def at():
         yield it
 
 
+NO_LINE = "no error line in its output"
+COMMON = [
+    ("three.sh", 3, f"FAILED (user): {NO_LINE}; exit code 3"),
+    ("import.py", 1, "FAILED (user): ModuleNotFoundError: No module named 'no_such_module_here'; exit code 1"),
+    ("ranks.sh", 3, "FAILED (user): rank 5 on node-1: ValueError: rewards are nan; exit code 3"),
+]
+RARE = [
+    ("config.sh", 78, "FAILED (config): error: trainer.nnodes=0: has to be at least 1; exit code 78"),
+    ("infra.sh", 75, "FAILED (infra): error: port 1 taken; exit code 75"),
+    ("segfault.sh", 139, f"FAILED (user): {NO_LINE}; segmentation fault; exit code 139 (SIGSEGV)"),
+    ("killed.sh", 75, f"FAILED (infra): {NO_LINE}; killed: out of memory, or by hand; exit code 137 (SIGKILL)"),
+    ("own-timeout.sh", 124, "TIMEOUT (timeout): "),
+    ("odd.sh", 1, f"FAILED (user): {NO_LINE}; exit code 100"),
+]
+
+
 @pytest.mark.parametrize(
-    ("script", "code", "line"),
-    [
-        ("three.sh", 3, "FAILED (user): no error line in its output; exit code 3"),
-        ("import.py", 1, "FAILED (user): ModuleNotFoundError: No module named 'no_such_module_here'; exit code 1"),
-        ("config.sh", 78, "FAILED (config): error: trainer.nnodes=0: has to be at least 1; exit code 78"),
-        ("infra.sh", 75, "FAILED (infra): error: port 1 taken; exit code 75"),
-        ("segfault.sh", 139, "FAILED (user): no error line in its output; segmentation fault; exit code 139 (SIGSEGV)"),
-        ("killed.sh", 75, "FAILED (infra): no error line in its output; killed: out of memory, or by hand"),
-        ("ranks.sh", 3, "FAILED (user): rank 5 on node-1: ValueError: rewards are nan; exit code 3"),
-        ("own-timeout.sh", 124, "TIMEOUT"),
-        ("odd.sh", 1, "FAILED (user): no error line in its output; exit code 100"),
-    ],
-)  # fmt: skip
+    ("script", "code", "line"), [*COMMON, *(pytest.param(*row, marks=pytest.mark.slow) for row in RARE)]
+)
 def test_a_command_that_fails(at, script, code, line):
     result = at.root / f"{script}.json"
     client = at.submit("--result", result, script=script)
@@ -64,6 +69,7 @@ def test_a_command_that_fails(at, script, code, line):
     at.service.nothing_left(client.job_id)
 
 
+@pytest.mark.slow
 def test_a_command_that_is_not_there(at):
     client = at.submit(script="absent.sh")
     assert client.done() == 78
@@ -78,10 +84,12 @@ def test_a_script_that_is_not_there(at):
     assert client.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_compat_knows_0_and_1(at):
     assert at.submit("--compat", script="three.sh").done() == 1
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_infrastructure_is_tried_again(at):
     at.script("once.sh", 'echo "attempt $CORRAL_JOB_ATTEMPT"; [ "$CORRAL_JOB_ATTEMPT" = 2 ] || exit 75')
     client = at.submit("--retry-infra", "1", script="once.sh")
@@ -108,6 +116,7 @@ def test_ctrl_c(at):
     assert "cleaning up" in client.lines
 
 
+@pytest.mark.slow
 def test_ctrl_c_during_the_submission(at):
     """Whatever is under way when it comes: in the end no job runs."""
     for delay in (0.4, 0.8, 1.2):

@@ -191,6 +191,7 @@ def test_fifty_thousand_lines_to_a_hundred_watchers(at):
     flood(at, lines=25_000, ranks=2, watchers=100, bound=600.0)
 
 
+@pytest.mark.slow
 def test_a_watcher_that_does_not_read_holds_nobody_up(at):
     at.script("many.sh", "seq -f 'many %.0f' 0 49999")
     client = at.submit("--detach", script="many.sh")

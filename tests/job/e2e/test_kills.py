@@ -60,7 +60,7 @@ def test_the_service_while_a_job_runs(at):
     at.service.nothing_left(client.job_id)
 
 
-@pytest.mark.parametrize("agent", ["lives", "dies"])
+@pytest.mark.parametrize("agent", [pytest.param("lives", marks=pytest.mark.slow), "dies"])
 def test_a_job_that_ends_while_the_service_is_down(at, agent):
     """With its agent, which delivers then; without, so that the service finds end record and output on the disk."""
     client = gated(at, agent)
@@ -78,6 +78,7 @@ def test_a_job_that_ends_while_the_service_is_down(at, agent):
     at.service.nothing_left(client.job_id)
 
 
+@pytest.mark.slow
 def test_the_client_without_a_lease(at):
     client = gated(at, "alone")
     job = client.job_id
@@ -104,8 +105,8 @@ def test_the_client_with_a_lease(at):
     ("victim", "said"),
     [
         ("corral.job.agent", "agent_lost"),
-        ("corral cluster local", None),
-        ("corral.workers.supervisor", None),
+        pytest.param("corral cluster local", None, marks=pytest.mark.slow),
+        pytest.param("corral.workers.supervisor", None, marks=pytest.mark.slow),
     ],
 )
 def test_what_carries_the_job(at, victim, said):
@@ -123,6 +124,7 @@ def test_what_carries_the_job(at, victim, said):
     at.service.nothing_left(client.job_id)
 
 
+@pytest.mark.slow
 def test_a_worker_process_of_the_script(at):
     at.script("parent.sh", 'sleep 600 & echo $! > "$GATES/worker"; wait $!; code=$?; echo "worker: $code"; exit $code')
     client = at.submit(script="parent.sh")
@@ -155,6 +157,7 @@ def random_kills(at: Place, seed: int) -> None:
     at.service.nothing_left(client.job_id)
 
 
+@pytest.mark.slow
 def test_the_service_at_a_random_moment(at):
     at.script("starts.sh", STARTS)
     random_kills(at, 0)

@@ -22,6 +22,7 @@ def at():
         yield it
 
 
+@pytest.mark.slow
 def test_a_service_that_ends_in_good_order_and_comes_back_on_another_port(at):
     """Its agent is told the new address; a client has to be."""
     client = at.submit(script="waits.sh", arguments=("moved",))
@@ -70,6 +71,7 @@ def test_an_attempt_whose_agent_is_lost_is_tried_again(at):
     at.service.nothing_left(client.job_id)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_told_to_end(at):
     """SIGTERM cancels as SIGINT does, and is told apart by the exit code."""
     client = at.submit(script="waits.sh", arguments=("told",))
@@ -104,6 +106,7 @@ def test_a_flood_through_many_kills(at, seed):
     at.service.nothing_left(job)
 
 
+@pytest.mark.slow
 def test_a_line_is_printed_once_although_its_answer_was_lost(at):
     """The driver's own lines, while the service is killed and started again at once."""
     at.script("counts.sh", 'for i in $(seq 0 399); do echo "count $i"; sleep 0.005; done')
