@@ -127,7 +127,7 @@ def _add_cleanup(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
         description="Cancel all jobs of a workflow run and wait until their nodes are gone; exit 75 when they are not. "
         "A run without jobs is clean.",
     )
-    cleanup.add_argument("--workflow", required=True, metavar="RUN", help="id of the workflow run")
+    cleanup.add_argument("--workflow", type=_name, required=True, metavar="RUN", help="id of the workflow run")
     cleanup.add_argument("--attempt", type=_positive, metavar="N", help="only of this attempt of the run")
     cleanup.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="wait so long (default: 120)")
     _add_service(cleanup)
@@ -191,6 +191,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def _name(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; is the variable set that it comes from?")
+    return text
 
 
 def _limit(text: str) -> float:

@@ -67,6 +67,8 @@ def _absolute(settings: Settings) -> Settings:
     for prefix in settings.source_roots:
         if not prefix.startswith("/") or ".." in prefix.split("/"):
             raise ConfigError(f"source root {prefix!r} has to be an absolute path without `..`")
+    if settings.secrets_dir is not None and not settings.secrets_dir.expanduser().is_dir():
+        raise ConfigError(f"secrets folder {settings.secrets_dir} does not exist; make it, or leave --secrets-dir out")
     return replace(
         settings,
         data_dir=settings.data_dir.expanduser().absolute(),

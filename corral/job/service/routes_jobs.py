@@ -132,7 +132,8 @@ def _known(job: JobRecord) -> DryRun:
 
 
 def _conflict(job_id: str) -> Refusal:
-    return Refusal(409, f"the idempotency key belongs to job {job_id}, which was asked for with other content")
+    fix = "give this one another --name, or key"
+    return Refusal(409, f"the idempotency key belongs to job {job_id}, which was asked for with other content; {fix}")
 
 
 @router.get("/rayjobs", response_model=JobList, responses=answers())

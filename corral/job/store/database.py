@@ -83,7 +83,9 @@ class Database:
         options: dict[str, Any] = {"hide_parameters": True, "pool_size": 8, "max_overflow": 8}
         if not self._sqlite:
             seconds = self._url.query.get("connect_timeout", CONNECT_SECONDS)
-            options |= {"pool_pre_ping": True, "connect_args": {"connect_timeout": seconds}}
+            # A database made in the C locale has no encoding of its own, and text would come back as bytes.
+            connect_args = {"connect_timeout": seconds, "client_encoding": "UTF8"}
+            options |= {"pool_pre_ping": True, "connect_args": connect_args}
             try:
                 return create_engine(self._url, **options)
             except ModuleNotFoundError as error:

@@ -87,6 +87,7 @@ def parsed(*options: object) -> argparse.Namespace:
         (["--token-file", "/nonexistent"], "cannot read the token file"),
         (["--config", "/nonexistent"], "cannot read /nonexistent"),
         (["--source-root", "/a/../b=/x"], "has to be an absolute path"),
+        (["--secrets-dir", "/nonexistent"], "secrets folder /nonexistent does not exist"),
         (["--devices", "0"], "devices: "),
         (["--port", "99999"], "port: "),
         (["--database", "nonsense"], "nonsense|URL"),

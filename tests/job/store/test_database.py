@@ -203,3 +203,17 @@ def test_values_never_reach_a_message(store, url, data_dir):
     with pytest.raises(RuntimeError, match=r"planted|refuse") as failed:
         new_job(store, env={"TOKEN": secret})
     assert secret not in "".join(traceback.format_exception(failed.value))
+
+
+def test_a_database_without_an_encoding_keeps_text(server, data_dir):
+    name = f"ascii{secrets.token_hex(4)}"
+    with server.connect() as connection:
+        connection.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+    store = Store(server.url(name), data_dir, Clock())
+    try:
+        new_job(store, branch="grün")
+        job = store.get(JOB)
+        assert job is not None
+        assert job.request.branch == "grün"
+    finally:
+        store.close()
