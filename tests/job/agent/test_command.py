@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -38,7 +39,8 @@ def test_output_after_a_polite_signal_to_everybody_is_kept(tmp_path: Path):
     while not (tmp_path / "out").read_bytes():
         assert command.wait(0.01) is None
     for process in psutil.Process().children(recursive=True):
-        process.send_signal(signal.SIGTERM)
+        with suppress(psutil.NoSuchProcess):  # a `sleep` of the loop
+            process.send_signal(signal.SIGTERM)
     assert wait(command) == 9
     assert command.sweep() is None
     assert (tmp_path / "out").read_text().endswith("last words\n")

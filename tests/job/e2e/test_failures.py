@@ -20,6 +20,13 @@ exit 3
 """
 
 
+LONG = """
+trap 'echo "cleaning up"; exit 1' TERM
+touch "$GATES/long"
+while :; do sleep 0.1; done
+"""
+
+
 @pytest.fixture(scope="module")
 def at():
     with place() as it:
@@ -33,6 +40,7 @@ def at():
         it.script("ranks.sh", RANKS)
         it.script("own-timeout.sh", "exit 124")
         it.script("odd.sh", "exit 100")
+        it.script("long.sh", LONG)
         yield it
 
 
@@ -100,7 +108,6 @@ def test_a_failure_of_the_infrastructure_is_tried_again(at):
 
 def test_ctrl_c(at):
     """The service hears of it within 2 s, all processes are gone within 10 s, the command could clean up."""
-    at.script("long.sh", 'trap \'echo "cleaning up"; exit 1\' TERM; touch "$GATES/long"; while :; do sleep 0.1; done')
     client = at.submit(script="long.sh")
     at.reached("long")
     sent = interrupt(client)
