@@ -36,6 +36,7 @@ LEARNING = frozenset(
 )
 
 RULES = {
+    "arguments": Rule(frozenset(), only=frozenset()),
     "errors": Rule(frozenset(), only=frozenset()),
     "exits": Rule(frozenset(), only=frozenset()),
     "atomic": Rule(frozenset(), only=frozenset()),
@@ -54,7 +55,7 @@ RULES = {
     "e2e": Rule(frozenset({"e2e", "job", "config"}), never=HEAVY),
     "cli": Rule(LEARNING | {"job", "e2e", "cli"}),
 }
-EVERYWHERE = frozenset({"errors", "exits", "atomic", "stdio", "__version__"})
+EVERYWHERE = frozenset({"arguments", "errors", "exits", "atomic", "stdio", "__version__"})
 ENTRY_POINTS = frozenset({"__init__.py", "__main__.py"})
 
 

@@ -1,11 +1,13 @@
-"""`corral submit`, `watch`, `jobs`, `logs`, `cancel`, `cleanup`, and `serve`. Only the standard library is imported
-before a command runs."""
+"""`corral submit`, `watch`, `jobs`, `logs`, `cancel`, `cleanup`, and `serve`. Nothing heavy is imported before
+a command runs."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from pathlib import Path
+
+from corral.arguments import positive, seconds, whole
 
 _TYPES = ("log", "status", "phase", "preflight", "warning", "error", "final")
 _LIVE = ("ACCEPTED", "QUEUED", "PROVISIONING", "PREFLIGHT", "RUNNING", "COLLECTING", "CLEANING", "RETRYING")
@@ -39,8 +41,8 @@ def _add_submit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         usage="corral submit [options] -- SCRIPT|COMMAND [ARG ...]",
     )
     what = submit.add_argument_group("what")
-    what.add_argument("--nodes", type=_positive, metavar="N", help="nodes (default: 1)")
-    what.add_argument("--devices", type=_positive, metavar="N", help="devices of a node (default: the service's)")
+    what.add_argument("--nodes", type=positive, metavar="N", help="nodes (default: 1)")
+    what.add_argument("--devices", type=positive, metavar="N", help="devices of a node (default: the service's)")
     what.add_argument("--kind", choices=["auto", "cpu", "gpu", "npu"], help="of devices (default: the service's)")
     what.add_argument("--name", metavar="S", help="of the job (default: of its script)")
     what.add_argument("--env", action="append", default=[], metavar="K=V", help="variable of the job (repeatable)")
@@ -64,7 +66,7 @@ def _add_submit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         limits.add_argument(f"--timeout-{kind}", type=_limit, metavar="S", help=f"{meaning} (default: the service's)")
     limits.add_argument("--retry-infra", type=int, metavar="N", help="more attempts after an infrastructure failure")
     limits.add_argument(
-        "--lease", type=_seconds, metavar="S", help="cancel the job when this client is gone for so long (in CI: 600)"
+        "--lease", type=seconds, metavar="S", help="cancel the job when this client is gone for so long (in CI: 600)"
     )
     how = submit.add_argument_group("how")
     how.add_argument("--detach", action="store_true", help="print the name of the job and leave; it goes on")
@@ -82,8 +84,8 @@ def _add_watch(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=f"Show a job until its verdict, and exit with it. Ctrl-C leaves the job alone. {_CODES}",
     )
     watch.add_argument("job", metavar="JOB")
-    watch.add_argument("--rank", type=_whole, action="append", metavar="R", help="only lines of this rank (repeatable)")
-    watch.add_argument("--after-seq", type=_whole, default=0, metavar="N", help="start after this event (default: 0)")
+    watch.add_argument("--rank", type=whole, action="append", metavar="R", help="only lines of this rank (repeatable)")
+    watch.add_argument("--after-seq", type=whole, default=0, metavar="N", help="start after this event (default: 0)")
     _add_stay(watch)
     _add_service(watch)
     watch.set_defaults(run=_watch)
@@ -98,7 +100,7 @@ def _add_jobs(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     jobs.add_argument("--repository", metavar="OWNER/NAME", help="only of this repository")
     jobs.add_argument("--run", dest="run_id", metavar="ID", help="only of this workflow run")
     jobs.add_argument("--label", metavar="K[=V]", help="only with this label")
-    jobs.add_argument("--limit", type=_positive, default=50, metavar="N", help="at most so many (default: 50)")
+    jobs.add_argument("--limit", type=positive, default=50, metavar="N", help="at most so many (default: 50)")
     _add_service(jobs)
     jobs.set_defaults(run=_jobs)
 
@@ -106,9 +108,9 @@ def _add_jobs(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_logs(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     logs = subparsers.add_parser("logs", help="print what a job has printed so far")
     logs.add_argument("job", metavar="JOB")
-    logs.add_argument("--rank", type=_whole, metavar="R", help="only of this rank")
-    logs.add_argument("--attempt", type=_positive, metavar="N", help="only of this attempt")
-    logs.add_argument("--tail", type=_positive, metavar="N", help="only the last N lines")
+    logs.add_argument("--rank", type=whole, metavar="R", help="only of this rank")
+    logs.add_argument("--attempt", type=positive, metavar="N", help="only of this attempt")
+    logs.add_argument("--tail", type=positive, metavar="N", help="only the last N lines")
     _add_service(logs)
     logs.set_defaults(run=_logs)
 
@@ -128,8 +130,8 @@ def _add_cleanup(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
         "A run without jobs is clean.",
     )
     cleanup.add_argument("--workflow", type=_name, required=True, metavar="RUN", help="id of the workflow run")
-    cleanup.add_argument("--attempt", type=_positive, metavar="N", help="only of this attempt of the run")
-    cleanup.add_argument("--timeout", type=_seconds, default=120.0, metavar="S", help="wait so long (default: 120)")
+    cleanup.add_argument("--attempt", type=positive, metavar="N", help="only of this attempt of the run")
+    cleanup.add_argument("--timeout", type=seconds, default=120.0, metavar="S", help="wait so long (default: 120)")
     _add_service(cleanup)
     cleanup.set_defaults(run=_cleanup)
 
@@ -147,7 +149,7 @@ def _add_stay(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--result", type=Path, metavar="FILE", help="write the verdict to FILE as JSON")
     parser.add_argument(
         "--reconnect-timeout",
-        type=_seconds,
+        type=seconds,
         default=600.0,
         metavar="S",
         help="go on trying for so long when the service is lost (default: 600)",
@@ -171,28 +173,6 @@ def _event_types(text: str) -> frozenset[str]:
     return types
 
 
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
-
-
 def _name(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty; is the variable set that it comes from?")
@@ -201,7 +181,7 @@ def _name(text: str) -> str:
 
 def _limit(text: str) -> float:
     """math.inf stands for no limit, None for what the service does by default."""
-    return math.inf if text == "none" else _seconds(text)
+    return math.inf if text == "none" else seconds(text)
 
 
 def _submit(args: argparse.Namespace) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import signal
 from pathlib import Path
 from types import FrameType
+
+from corral.arguments import positive, seconds, whole
 
 
 def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,13 +23,13 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         "With 0 nodes Ray is left out and RAY_ADDRESS is unset: what stays is that all of the command is ended.",
         usage="corral cluster local [options] -- CMD [ARG ...]",
     )
-    local.add_argument("--nodes", type=_count, default=1, metavar="N", help="nodes (default: %(default)s)")
-    local.add_argument("--devices", type=_positive, default=1, metavar="N", help="devices of a node (default: 1)")
+    local.add_argument("--nodes", type=whole, default=1, metavar="N", help="nodes (default: %(default)s)")
+    local.add_argument("--devices", type=positive, default=1, metavar="N", help="devices of a node (default: 1)")
     local.add_argument("--resource", default="CPU", metavar="NAME", help="what Ray counts a device as (default: CPU)")
     local.add_argument("--port", type=_port, default=0, metavar="P", help="of the head node (default: any free one)")
     local.add_argument(
         "--start-timeout",
-        type=_seconds,
+        type=seconds,
         default=120.0,
         metavar="S",
         help="seconds for the nodes to start (default: 120)",
@@ -43,32 +44,10 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     local.set_defaults(run=_local)
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
 def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port, 1 to 65535")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
 
 
 def _local(args: argparse.Namespace) -> int:
