@@ -41,6 +41,7 @@ RULES = {
     "exits": Rule(frozenset(), only=frozenset()),
     "atomic": Rule(frozenset(), only=frozenset()),
     "stdio": Rule(frozenset(), only=frozenset()),
+    "findings": Rule(frozenset(), only=frozenset()),
     "batch": Rule(frozenset(), only=frozenset({"torch"})),
     "config": FACTS,
     "platform": FACTS,
@@ -55,7 +56,7 @@ RULES = {
     "e2e": Rule(frozenset({"e2e", "job", "config"}), never=HEAVY),
     "cli": Rule(LEARNING | {"job", "e2e", "cli"}),
 }
-EVERYWHERE = frozenset({"arguments", "errors", "exits", "atomic", "stdio", "__version__"})
+EVERYWHERE = frozenset({"arguments", "errors", "exits", "atomic", "stdio", "findings", "__version__"})
 ENTRY_POINTS = frozenset({"__init__.py", "__main__.py"})
 
 

@@ -1,233 +1,167 @@
-"""An end-to-end case, read from a YAML file: what to run, where, with what time, and what it must have recorded."""
+"""An end-to-end case: what to run, where, within what time, and what its records must show. Read by corral.e2e.cases."""
 
 from __future__ import annotations
 
-import difflib
-import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from corral.errors import ConfigError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-CASES = Path(__file__).parent / "cases"
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Identifier = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+Number = int | float
 
 
-@dataclass(frozen=True)
-class Topology:
-    """Local nodes to start for the command."""
-
-    nodes: int
-    devices_per_node: int
-
-
-@dataclass(frozen=True)
-class Cache:
-    """Something a corral command makes once. `make` holds the command's arguments; {out} is the folder to fill."""
-
-    make: tuple[str, ...]
-    revision: int  # raised when the same arguments have to be made anew
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """Seconds. start: until the run has written plan.json; run: until it has ended; stop: to end after a signal."""
-
-    prepare: float
-    start: float
-    run: float
-    stop: float
-
-
-@dataclass(frozen=True)
-class Expectations:
-    """What the records must show. plan: dotted path in plan.json to its value; within: metric to (lowest, highest),
-    on every line of metrics.jsonl; finite: metrics that every line has, as finite numbers."""
-
-    exit_code: int
-    plan: Mapping[str, Any]
-    lines: int | None
-    finite: tuple[str, ...]
-    within: Mapping[str, tuple[float, float]]
-    rank_logs: bool
-
-    def with_metric(self, name: str, low: float, high: float) -> Expectations:
-        """These expectations and one more bound on a metric."""
-        return replace(self, within={**self.within, name: (low, high)})
-
-
-@dataclass(frozen=True)
-class Case:
-    """topology None: the command runs by itself, without a cluster."""
-
-    name: str
-    summary: str
-    topology: Topology | None
-    command: tuple[str, ...]
-    env: Mapping[str, str]
-    caches: Mapping[str, Cache]
-    deadlines: Deadlines
-    expect: Expectations
-
-
-def case_names() -> list[str]:
-    """Names of the cases that come with Corral."""
-    return sorted(path.stem for path in CASES.glob("*.yaml"))
-
-
-def find_case(name_or_file: str) -> Case:
-    """A case by name, or from a file when the argument ends in .yaml. Raises ConfigError."""
-    if name_or_file.endswith((".yaml", ".yml")):
-        return read_case(Path(name_or_file))
-    if name_or_file not in case_names():
-        raise ConfigError(
-            f"no case is called {name_or_file!r}; there are: {', '.join(case_names())} (or give a .yaml file)"
-        )
-    return read_case(CASES / f"{name_or_file}.yaml")
-
-
-def read_case(path: Path) -> Case:
-    """The case in a file. Raises ConfigError that names the file and the key."""
-    import yaml
-
+def _regex(text: str) -> str:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read case {path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"case {path} is not YAML: {' '.join(str(error).split())}") from error
-    top = _Section(document, str(path))
-    case = Case(
-        name=top.text("name"),
-        summary=top.text("summary"),
-        topology=_topology(top.section("topology")) if "topology" in top.values else None,
-        command=top.texts("command"),
-        env=top.section("env").all_texts(),
-        caches=_caches(top.section("caches")),
-        deadlines=_deadlines(top.section("deadlines")),
-        expect=_expectations(top.section("expect")),
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+    return text
+
+
+Regex = Annotated[str, AfterValidator(_regex)]
+
+
+class Part(BaseModel):
+    """No key is ignored, and nothing is guessed: `"4"` is no number, `4` is no text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Topology(Part):
+    """kind: of the devices. head: shared, node 0 is one of the nodes; separate, a further node without devices."""
+
+    nodes: int = Field(1, ge=1, le=1024, description="Nodes.")
+    devices_per_node: int = Field(1, ge=1, le=64, description="Devices of each node.")
+    kind: Literal["auto", "cpu", "gpu", "npu"] = Field("auto", description="Of the devices.")
+    head: Literal["shared", "separate"] = Field("shared", description="Is the head one of the nodes?")
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.devices_per_node
+
+
+class Need(Part):
+    """A folder a run reads and never writes: made once by a corral command, or lying somewhere already."""
+
+    make: list[str] | None = Field(None, description="Arguments of corral; {out} is the folder to fill.")
+    revision: int = Field(1, ge=1, description="Raise it when the same arguments have to be made anew.")
+    path: Text | None = Field(None, description="Or: a folder that every node has.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Need:
+        if (self.make is None) == (self.path is None):
+            raise ValueError("give either make or path")
+        if self.make is not None and not any("{out}" in argument for argument in self.make):
+            raise ValueError("make has to say where to write, with {out}")
+        return self
+
+
+class Rollouts(Part):
+    """Generations that are kept in the cache after a run that passed, and replayed by later runs ({rollouts})."""
+
+    steps: list[int] = Field(min_length=1, description="Steps that are recorded and replayed.")
+
+
+class Deadlines(Part):
+    """Seconds. start: from its devices until the command runs; hang: without progress of any rank; prepare: one need."""
+
+    prepare: Seconds = 600.0
+    queue: Seconds = 4 * 3600.0
+    start: Seconds = 900.0
+    run: Seconds = 3600.0
+    idle: Seconds | None = None
+    hang: Seconds | None = None
+    stop: Seconds = 15.0
+
+
+class Tolerance(Part):
+    """Equal when |a - b| <= atol + rtol * |b|, b being the reference or the baseline."""
+
+    rtol: float = Field(0.0, ge=0)
+    atol: float = Field(0.0, ge=0)
+
+
+class Metrics(Part):
+    """On metrics.jsonl. finite and within: on every line; trend: the last third's mean against the first third's."""
+
+    finite: list[str] = Field(default_factory=list, description="Metrics every line has, as finite numbers.")
+    within: dict[str, Annotated[list[Number], Field(min_length=2, max_length=2)]] = Field(
+        default_factory=dict, description="Metric: [lowest, highest] on every line."
     )
-    top.done()
-    if not _NAME.fullmatch(case.name):
-        raise ConfigError(f"{path}: name {case.name!r} has to be letters, digits, '.', '_' and '-' (it names a folder)")
-    if not case.command:
-        raise ConfigError(f"{path}: command is empty")
-    if case.expect.rank_logs and case.topology is None:
-        raise ConfigError(f"{path}: expect.rank_logs needs a topology to know which ranks there are")
-    return case
-
-
-class _Section:
-    """One mapping of the file. Keys are taken by name; done() refuses those that nothing took."""
-
-    def __init__(self, values: Any, where: str) -> None:
-        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-            raise ConfigError(f"{where}: expected a mapping with text keys, found {_shown(values)}")
-        self.values: dict[str, Any] = values
-        self.where = where
-        self.known: set[str] = set()
-
-    def take(self, key: str, default: Any, kind: type | tuple[type, ...], expected: str) -> Any:
-        self.known.add(key)
-        if key not in self.values:
-            if default is None:
-                raise ConfigError(f"{self.where}: {key} is missing")
-            return default
-        value = self.values[key]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"{self.where}: {key} has to be {expected}, found {_shown(value)}")
-        return value
-
-    def text(self, key: str, default: str | None = None) -> str:
-        return str(self.take(key, default, str, "text (quote it)"))
-
-    def whole(self, key: str, default: int | None = None, low: int = 0) -> int:
-        value = int(self.take(key, default, int, "a whole number"))
-        if value < low:
-            raise ConfigError(f"{self.where}: {key} has to be at least {low}, found {value}")
-        return value
-
-    def seconds(self, key: str) -> float:
-        value = float(self.take(key, None, (int, float), "a number of seconds"))
-        if not 0 < value < math.inf:
-            raise ConfigError(f"{self.where}: {key} has to be a positive number of seconds, found {value}")
-        return value
-
-    def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        values = self.take(key, default, (list, tuple), "a list of texts")
-        for value in values:
-            if not isinstance(value, str):
-                raise ConfigError(f"{self.where}: {key} has to be a list of texts (quote them), found {_shown(value)}")
-        return tuple(values)
-
-    def section(self, key: str) -> _Section:
-        return _Section(self.take(key, {}, dict, "a mapping"), f"{self.where}: {key}")
-
-    def all_texts(self) -> dict[str, str]:
-        return {key: self.text(key) for key in self.values}
-
-    def done(self) -> None:
-        for key in self.values:
-            if key not in self.known:
-                near = difflib.get_close_matches(key, self.known, n=1, cutoff=0.0)
-                raise ConfigError(f"{self.where}: unknown key {key!r}; the nearest known key is {near[0]!r}")
-
-
-def _topology(section: _Section) -> Topology:
-    topology = Topology(section.whole("nodes", low=1), section.whole("devices_per_node", low=1))
-    section.done()
-    return topology
-
-
-def _caches(section: _Section) -> dict[str, Cache]:
-    caches = {}
-    for name in section.values:
-        entry = section.section(name)
-        caches[name] = Cache(entry.texts("make"), entry.whole("revision", 1))
-        entry.done()
-        if name in ("cache", "out") or not name.isidentifier():
-            raise ConfigError(f"{section.where}: {name!r} cannot name a cache (an identifier other than cache, out)")
-        if not any("{out}" in argument for argument in caches[name].make):
-            raise ConfigError(f"{entry.where}: make has to say where to write, with {{out}}")
-    return caches
-
-
-def _deadlines(section: _Section) -> Deadlines:
-    deadlines = Deadlines(*(section.seconds(key) for key in ("prepare", "start", "run", "stop")))
-    section.done()
-    return deadlines
-
-
-def _expectations(section: _Section) -> Expectations:
-    metrics = section.section("metrics")
-    bounds = metrics.section("within")
-    expect = Expectations(
-        exit_code=section.whole("exit_code", 0),
-        plan=section.section("plan").values,
-        lines=metrics.whole("lines") if "lines" in metrics.values else None,
-        finite=metrics.texts("finite", ()),
-        within={name: _bounds(bounds, name) for name in bounds.values},
-        rank_logs=bool(section.take("rank_logs", False, bool, "true or false")),
+    trend: dict[str, Literal["rises", "falls"]] = Field(default_factory=dict, description="Metric: rises or falls.")
+    baseline: dict[str, Tolerance] = Field(
+        default_factory=dict, description="Metric: tolerance against the committed baseline of the case."
     )
-    metrics.known.add("lines")
-    metrics.done()
-    section.done()
-    return expect
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Metrics:
+        for name, (low, high) in self.within.items():
+            if not low <= high:
+                raise ValueError(f"within {name}: [{low}, {high}] has to be [lowest, highest]")
+        return self
 
 
-def _bounds(section: _Section, name: str) -> tuple[float, float]:
-    pair = section.take(name, None, list, "[lowest, highest]")
-    numbers = [float(x) for x in pair if isinstance(x, (int, float)) and not isinstance(x, bool)]
-    if len(pair) != 2 or len(numbers) != 2 or not numbers[0] <= numbers[1]:
-        raise ConfigError(
-            f"{section.where}: {name} has to be [lowest, highest] (1.0e-3, not 1e-3), found {_shown(pair)}"
-        )
-    return numbers[0], numbers[1]
+class Expect(Part):
+    """What must hold; each line of it is one test of the report. All are judged on records, never on what was shown."""
+
+    status: Literal["SUCCEEDED", "FAILED", "TIMEOUT"] = "SUCCEEDED"
+    exit_code: int | None = Field(None, description="Of the command; 0 when status is SUCCEEDED.")
+    failure_class: str | None = Field(None, description="user, config, infra, timeout.")
+    cause: str | None = Field(None, description="Of the verdict, such as hang.")
+    failing_rank: int | None = None
+    steps: int | None = Field(None, ge=0, description="Lines of metrics.jsonl.")
+    plan: dict[str, Any] = Field(default_factory=dict, description="Dotted path in plan.json: value.")
+    metrics: Metrics = Field(default_factory=Metrics)
+    ran: list[str] = Field(default_factory=list, description="Phases of trace.json that there must be.")
+    not_ran: list[str] = Field(default_factory=list, description="Phases that there must not be.")
+    files: list[str] = Field(default_factory=list, description="Patterns; each has to match a file of the records.")
+    forbidden: list[Regex] = Field(default_factory=list, description="Regular expressions no log line may match.")
+    rank_logs: bool = Field(False, description="A log of every rank of the topology.")
+    seconds: float | None = Field(None, gt=0, description="The command takes at most so long.")
+    memory_gib: float | None = Field(None, gt=0, description="Most memory of one rank, as it was recorded.")
 
 
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
+class Parity(Part):
+    """The same command once more with `args` appended, in one process unless they say otherwise, and equal results."""
+
+    args: list[str] = Field(description="Appended to the arguments, so that they win.")
+    env: dict[str, str] = Field(default_factory=dict)
+    nodes: int = Field(1, ge=1)
+    devices_per_node: int = Field(1, ge=1)
+    rtol: float = Field(1e-9, ge=0)
+    atol: float = Field(1e-9, ge=0)
+    ignore: list[str] = Field(default_factory=list, description="Prefixes of metrics that may differ.")
+
+
+class Case(Part):
+    """One case with its matrix expanded. Texts of args, env and needs may hold {name} of a need and {rollouts}."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
+    summary: Text
+    tiers: list[Identifier] = Field(default_factory=lambda: ["pr"], min_length=1)
+    topology: Topology = Field(default_factory=Topology)
+    source: Text = Field(".", description="Folder that is sent: relative to the case's project.")
+    paths: list[str] = Field(default_factory=list, description="Of it, only these files and folders; all when empty.")
+    script: Text | None = Field(None, description="File of the source.")
+    command: list[str] | None = Field(None, min_length=1, description="Or: program and arguments, run in the source.")
+    args: list[str] = Field(default_factory=list)
+    env: dict[str, str] = Field(default_factory=dict)
+    secrets: list[str] = Field(default_factory=list, description="Names of secrets of the service.")
+    image: str = ""
+    needs: dict[Identifier, Need] = Field(default_factory=dict)
+    rollouts: Rollouts | None = None
+    deadlines: Deadlines = Field(default_factory=Deadlines)
+    retries: int = Field(0, ge=0, le=5, description="Further attempts after an infrastructure failure.")
+    expect: Expect = Field(default_factory=Expect)
+    parity: Parity | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Case:
+        if (self.script is None) == (self.command is None):
+            raise ValueError("give either script or command")
+        if reserved := sorted(self.needs.keys() & {"out", "rollouts", "run_dir"}):
+            raise ValueError(f"needs: {reserved[0]!r} is the name of something else; choose another")
+        return self
