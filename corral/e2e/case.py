@@ -1,4 +1,4 @@
-"""An end-to-end case: what to run, where, within what time, and what its records must show. Read by corral.e2e.cases."""
+"""An end-to-end case: what to run, where, within what time, and what its records must show. Read by corral.e2e.read."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Rollouts(Part):
 
 
 class Deadlines(Part):
-    """Seconds. start: from its devices until the command runs; hang: without progress of any rank; prepare: one need."""
+    """Seconds. start: from having devices until the command runs; hang: no progress of any rank; prepare: one need."""
 
     prepare: Seconds = 600.0
     queue: Seconds = 4 * 3600.0

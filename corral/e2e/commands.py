@@ -42,8 +42,8 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run = commands.add_parser(
         "run",
         help="run cases; the last line and the exit status are the verdict",
-        description="Run cases as jobs, check what they recorded, and write a report of each. The exit status is 0 when "
-        "all passed, else that of the first that did not.",
+        description="Run cases as jobs, check what they recorded, and write a report of each. The exit status is 0 "
+        "when all passed, else that of the first that did not.",
     )
     run.add_argument("cases", nargs="*", metavar="NAME|FILE", help="cases of `corral e2e list`, or .yaml files")
     run.add_argument("--tier", metavar="T", help="all cases of a tier, or only those of the named")

@@ -70,7 +70,7 @@ def _named(name: str, project: Path) -> list[Found]:
         names = [found.case.name for found in known]
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
         raise ConfigError(
-            f"no case is called {name!r}; the nearest is {near[0]!r} (`corral e2e list` shows all; or give a .yaml file)"
+            f"no case is called {name!r}; the nearest is {near[0]!r}; `corral e2e list` shows all, or give a .yaml file"
         )
     return chosen
 
