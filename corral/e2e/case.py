@@ -63,6 +63,7 @@ class Rollouts(Part):
     """Generations that are kept in the cache after a run that passed, and replayed by later runs ({rollouts})."""
 
     steps: list[int] = Field(min_length=1, description="Steps that are recorded and replayed.")
+    revision: int = Field(1, ge=1, description="Raise it when what is generated has changed.")
 
 
 class Deadlines(Part):
@@ -142,7 +143,7 @@ class Case(Part):
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
     summary: Text
     tiers: list[Identifier] = Field(default_factory=lambda: ["pr"], min_length=1)
-    topology: Topology = Field(default_factory=Topology)
+    topology: Topology = Field(default_factory=lambda: Topology())
     source: Text = Field(".", description="Folder that is sent: relative to the case's project.")
     paths: list[str] = Field(default_factory=list, description="Of it, only these files and folders; all when empty.")
     script: Text | None = Field(None, description="File of the source.")
@@ -155,7 +156,7 @@ class Case(Part):
     rollouts: Rollouts | None = None
     deadlines: Deadlines = Field(default_factory=Deadlines)
     retries: int = Field(0, ge=0, le=5, description="Further attempts after an infrastructure failure.")
-    expect: Expect = Field(default_factory=Expect)
+    expect: Expect = Field(default_factory=lambda: Expect())
     parity: Parity | None = None
 
     @model_validator(mode="after")

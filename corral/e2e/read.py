@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,24 @@ class Found:
     @property
     def shipped(self) -> bool:
         return self.file.parent == SHIPPED
+
+
+def project_root(found: Found) -> Path:
+    """The folder that `source` is relative to. For cases that come with Corral: its checkout, else share/corral where
+    it is installed; for others the git work tree around the file, else the file's folder."""
+    if not found.shipped:
+        around = (folder for folder in found.file.parents if (folder / ".git").exists())
+        return next(around, found.file.parent)
+    checkout = SHIPPED.parents[2]
+    if (checkout / "pyproject.toml").is_file():
+        return checkout
+    return next((folder for folder in _installed() if folder.is_dir()), checkout)
+
+
+def _installed() -> list[Path]:
+    """Where pip puts data files: below the prefix, or below the user's folder after `pip install --user`."""
+    paths = (sysconfig.get_path("data"), sysconfig.get_path("data", sysconfig.get_preferred_scheme("user")))
+    return [Path(path) / "share" / "corral" for path in paths]
 
 
 def case_files(project: Path = PROJECT) -> list[Path]:
