@@ -33,10 +33,10 @@ class Part(BaseModel):
 class Topology(Part):
     """kind: of the devices. head: shared, node 0 is one of the nodes; separate, a further node without devices."""
 
-    nodes: int = Field(1, ge=1, le=1024, description="Nodes.")
-    devices_per_node: int = Field(1, ge=1, le=64, description="Devices of each node.")
-    kind: Literal["auto", "cpu", "gpu", "npu"] = Field("auto", description="Of the devices.")
-    head: Literal["shared", "separate"] = Field("shared", description="Is the head one of the nodes?")
+    nodes: int = Field(default=1, ge=1, le=1024, description="Nodes.")
+    devices_per_node: int = Field(default=1, ge=1, le=64, description="Devices of each node.")
+    kind: Literal["auto", "cpu", "gpu", "npu"] = Field(default="auto", description="Of the devices.")
+    head: Literal["shared", "separate"] = Field(default="shared", description="Is the head one of the nodes?")
 
     @property
     def world(self) -> int:
@@ -46,9 +46,9 @@ class Topology(Part):
 class Need(Part):
     """A folder a run reads and never writes: made once by a corral command, or lying somewhere already."""
 
-    make: list[str] | None = Field(None, description="Arguments of corral; {out} is the folder to fill.")
-    revision: int = Field(1, ge=1, description="Raise it when the same arguments have to be made anew.")
-    path: Text | None = Field(None, description="Or: a folder that every node has.")
+    make: list[str] | None = Field(default=None, description="Arguments of corral; {out} is the folder to fill.")
+    revision: int = Field(default=1, ge=1, description="Raise it when the same arguments have to be made anew.")
+    path: Text | None = Field(default=None, description="Or: a folder that every node has.")
 
     @model_validator(mode="after")
     def _one(self) -> Need:
@@ -63,7 +63,7 @@ class Rollouts(Part):
     """Generations that are kept in the cache after a run that passed, and replayed by later runs ({rollouts})."""
 
     steps: list[int] = Field(min_length=1, description="Steps that are recorded and replayed.")
-    revision: int = Field(1, ge=1, description="Raise it when what is generated has changed.")
+    revision: int = Field(default=1, ge=1, description="Raise it when what is generated has changed.")
 
 
 class Deadlines(Part):
@@ -81,8 +81,8 @@ class Deadlines(Part):
 class Tolerance(Part):
     """Equal when |a - b| <= atol + rtol * |b|, b being the reference or the baseline."""
 
-    rtol: float = Field(0.0, ge=0)
-    atol: float = Field(0.0, ge=0)
+    rtol: float = Field(default=0.0, ge=0)
+    atol: float = Field(default=0.0, ge=0)
 
 
 class Metrics(Part):
@@ -109,20 +109,20 @@ class Expect(Part):
     """What must hold; each line of it is one test of the report. All are judged on records, never on what was shown."""
 
     status: Literal["SUCCEEDED", "FAILED", "TIMEOUT"] = "SUCCEEDED"
-    exit_code: int | None = Field(None, description="Of the command; 0 when status is SUCCEEDED.")
-    failure_class: str | None = Field(None, description="user, config, infra, timeout.")
-    cause: str | None = Field(None, description="Of the verdict, such as hang.")
+    exit_code: int | None = Field(default=None, description="Of the command; 0 when status is SUCCEEDED.")
+    failure_class: str | None = Field(default=None, description="user, config, infra, timeout.")
+    cause: str | None = Field(default=None, description="Of the verdict, such as hang.")
     failing_rank: int | None = None
-    steps: int | None = Field(None, ge=0, description="Lines of metrics.jsonl.")
+    steps: int | None = Field(default=None, ge=0, description="Lines of metrics.jsonl.")
     plan: dict[str, Any] = Field(default_factory=dict, description="Dotted path in plan.json: value.")
     metrics: Metrics = Field(default_factory=Metrics)
     ran: list[str] = Field(default_factory=list, description="Phases of trace.json that there must be.")
     not_ran: list[str] = Field(default_factory=list, description="Phases that there must not be.")
     files: list[str] = Field(default_factory=list, description="Patterns; each has to match a file of the records.")
     forbidden: list[Regex] = Field(default_factory=list, description="Regular expressions no log line may match.")
-    rank_logs: bool = Field(False, description="A log of every rank of the topology.")
-    seconds: float | None = Field(None, gt=0, description="The command takes at most so long.")
-    memory_gib: float | None = Field(None, gt=0, description="Most memory of one rank, as it was recorded.")
+    rank_logs: bool = Field(default=False, description="A log of every rank of the topology.")
+    seconds: float | None = Field(default=None, gt=0, description="The command takes at most so long.")
+    memory_gib: float | None = Field(default=None, gt=0, description="Most memory of one rank, as it was recorded.")
 
 
 class Parity(Part):
@@ -130,10 +130,10 @@ class Parity(Part):
 
     args: list[str] = Field(description="Appended to the arguments, so that they win.")
     env: dict[str, str] = Field(default_factory=dict)
-    nodes: int = Field(1, ge=1)
-    devices_per_node: int = Field(1, ge=1)
-    rtol: float = Field(1e-9, ge=0)
-    atol: float = Field(1e-9, ge=0)
+    nodes: int = Field(default=1, ge=1)
+    devices_per_node: int = Field(default=1, ge=1)
+    rtol: float = Field(default=1e-9, ge=0)
+    atol: float = Field(default=1e-9, ge=0)
     ignore: list[str] = Field(default_factory=list, description="Prefixes of metrics that may differ.")
 
 
@@ -144,10 +144,12 @@ class Case(Part):
     summary: Text
     tiers: list[Identifier] = Field(default_factory=lambda: ["pr"], min_length=1)
     topology: Topology = Field(default_factory=lambda: Topology())
-    source: Text = Field(".", description="Folder that is sent: relative to the case's project.")
+    source: Text = Field(default=".", description="Folder that is sent: relative to the case's project.")
     paths: list[str] = Field(default_factory=list, description="Of it, only these files and folders; all when empty.")
-    script: Text | None = Field(None, description="File of the source.")
-    command: list[str] | None = Field(None, min_length=1, description="Or: program and arguments, run in the source.")
+    script: Text | None = Field(default=None, description="File of the source.")
+    command: list[str] | None = Field(
+        default=None, min_length=1, description="Or: program and arguments, run in the source."
+    )
     args: list[str] = Field(default_factory=list)
     env: dict[str, str] = Field(default_factory=dict)
     secrets: list[str] = Field(default_factory=list, description="Names of secrets of the service.")
@@ -155,7 +157,7 @@ class Case(Part):
     needs: dict[Identifier, Need] = Field(default_factory=dict)
     rollouts: Rollouts | None = None
     deadlines: Deadlines = Field(default_factory=Deadlines)
-    retries: int = Field(0, ge=0, le=5, description="Further attempts after an infrastructure failure.")
+    retries: int = Field(default=0, ge=0, le=5, description="Further attempts after an infrastructure failure.")
     expect: Expect = Field(default_factory=lambda: Expect())
     parity: Parity | None = None
 
