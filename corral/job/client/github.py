@@ -130,14 +130,13 @@ class GithubScreen:
 
     def _annotation(self, verdict: Verdict | None, line: str) -> str:
         place = self._tracebacks.place(verdict.failing_rank) if verdict else None
-        where = f"file={_property(place.file)},line={place.line}," if place else ""
-        return f"::error {where}title={_property(f'job {self._job_id}')}::{_data(line)}\n"
+        return error_command(line, f"job {self._job_id}", place.file if place else None, place.line if place else None)
 
     def _summary(self, verdict: Verdict | None, line: str) -> str:
         good = verdict is not None and verdict.status is Status.SUCCEEDED
-        rows = [f"### {'✅' if good else '❌'} {_markdown(line)}", "", f"Job {_markdown(self._url)}"]
+        rows = [f"### {'✅' if good else '❌'} {as_code(line)}", "", f"Job {as_code(self._url)}"]
         if verdict is not None and verdict.evidence:
-            rows += ["", f"Evidence: {_markdown(verdict.evidence)}"]
+            rows += ["", f"Evidence: {as_code(verdict.evidence)}"]
         if self._tail and not good:
             last = html.escape("\n".join(self._tail))
             rows += ["", f"<details><summary>Last lines</summary>\n\n<pre>{last}</pre>\n</details>"]
@@ -156,14 +155,26 @@ def set_outputs(env: Mapping[str, str], values: Mapping[str, str]) -> None:
     _append(Path(path), "".join(lines))
 
 
-def add_summary(env: Mapping[str, str], markdown: str) -> None:
-    """Append to the summary of the step, as far as its limit allows."""
+def summary_room(env: Mapping[str, str]) -> int:
+    """Bytes that the summary of the step can still take; 0 where there is none."""
     path = env.get("GITHUB_STEP_SUMMARY")
     if not path:
-        return
-    room = SUMMARY_LIMIT - (os.path.getsize(path) if os.path.exists(path) else 0)
-    if len(markdown.encode("utf-8", "replace")) <= room:
+        return 0
+    return max(0, SUMMARY_LIMIT - (os.path.getsize(path) if os.path.exists(path) else 0))
+
+
+def add_summary(env: Mapping[str, str], markdown: str) -> None:
+    """Append to the summary of the step, unless it does not fit."""
+    path = env.get("GITHUB_STEP_SUMMARY")
+    if path and len(markdown.encode("utf-8", "replace")) <= summary_room(env):
         _append(Path(path), markdown)
+
+
+def error_command(message: str, title: str, file: str | None = None, line: int | None = None) -> str:
+    """The line that makes the runner show an error, at a place of the repository when there is one."""
+    where = "" if file is None else f"file={_property(file)},"
+    where += "" if file is None or line is None else f"line={line},"
+    return f"::error {where}title={_property(title)}::{_data(message)}\n"
 
 
 def _append(path: Path, text: str) -> None:
@@ -179,7 +190,7 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _markdown(text: str) -> str:
+def as_code(text: str) -> str:
     """Text that is only text: punctuation as character references, so that a job makes no link, image or mention."""
     escaped = (f"&#{ord(c)};" if c.isascii() and not c.isalnum() and c != " " else c for c in one_line(text))
     return f"<code>{''.join(escaped)}</code>"
