@@ -42,6 +42,7 @@ RULES = {
     "atomic": Rule(frozenset(), only=frozenset()),
     "stdio": Rule(frozenset(), only=frozenset()),
     "findings": Rule(frozenset(), only=frozenset()),
+    "manifest": Rule(frozenset(), only=frozenset()),
     "batch": Rule(frozenset(), only=frozenset({"torch"})),
     "config": FACTS,
     "platform": FACTS,
@@ -56,7 +57,7 @@ RULES = {
     "e2e": Rule(frozenset({"e2e", "job", "config"}), never=HEAVY),
     "cli": Rule(LEARNING | {"job", "e2e", "cli"}),
 }
-EVERYWHERE = frozenset({"arguments", "errors", "exits", "atomic", "stdio", "findings", "__version__"})
+EVERYWHERE = frozenset({"arguments", "errors", "exits", "atomic", "stdio", "findings", "manifest", "__version__"})
 ENTRY_POINTS = frozenset({"__init__.py", "__main__.py"})
 
 
