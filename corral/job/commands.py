@@ -1,4 +1,4 @@
-"""`corral submit`, `watch`, `jobs`, `logs`, `cancel`, `cleanup`, and `serve`. Nothing heavy is imported before
+"""`corral submit`, `watch`, `jobs`, `logs`, `records`, `cancel`, `cleanup`, `serve`. Nothing heavy is imported before
 a command runs."""
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     _add_watch(subparsers)
     _add_jobs(subparsers)
     _add_logs(subparsers)
+    _add_records(subparsers)
     _add_cancel(subparsers)
     _add_cleanup(subparsers)
 
@@ -113,6 +114,15 @@ def _add_logs(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     logs.add_argument("--tail", type=positive, metavar="N", help="only the last N lines")
     _add_service(logs)
     logs.set_defaults(run=_logs)
+
+
+def _add_records(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    records = subparsers.add_parser("records", help="fetch the run folder of a job: metrics, plan, logs of the ranks")
+    records.add_argument("job", metavar="JOB")
+    records.add_argument("--out", type=Path, metavar="DIR", help="a new folder (default: named as the job)")
+    records.add_argument("--attempt", type=positive, metavar="N", help="of this attempt (default: the last)")
+    _add_service(records)
+    records.set_defaults(run=_records)
 
 
 def _add_cancel(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -208,6 +218,12 @@ def _logs(args: argparse.Namespace) -> int:
     from corral.job.client.visit import logs
 
     return logs(args)
+
+
+def _records(args: argparse.Namespace) -> int:
+    from corral.job.client.visit import records
+
+    return records(args)
 
 
 def _cancel(args: argparse.Namespace) -> int:

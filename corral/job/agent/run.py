@@ -183,12 +183,15 @@ class _Agent:
 
 
 def environment(attempt: Attempt, environ: Mapping[str, str]) -> dict[str, str]:
-    """The command's environment: the agent's own, what the job asks for, its secrets, and what Corral says."""
+    """The command's environment: the agent's own, what the job asks for, its secrets, and what Corral says.
+
+    `{run_dir}` in what the job asks for stands for the folder of its records, which nobody knows at submission.
+    """
     spec = attempt.spec
     return {
         **{name: value for name, value in environ.items() if name not in _UNSEEN},
         "PYTHONUNBUFFERED": "1",  # output is a pipe: Python would hold back 8 KiB of it
-        **spec.env,
+        **{name: value.replace("{run_dir}", str(attempt.run)) for name, value in spec.env.items()},
         **spec.secrets,
         "CORRAL_RUN_DIR": str(attempt.run),
         "CORRAL_JOB_ID": spec.job_id,

@@ -1,12 +1,14 @@
-"""`corral watch`, `logs`, `cancel`, `cleanup`: a job that is there already."""
+"""`corral watch`, `logs`, `records`, `cancel`, `cleanup`: a job that is there already."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from corral.errors import ConfigError, CorralError, InfraError
 from corral.job.client import github
@@ -14,6 +16,7 @@ from corral.job.client.api import Api, Patience
 from corral.job.client.attend import Visit, attend, screen_for
 from corral.job.client.endpoint import endpoint
 from corral.job.client.interrupts import Interrupts
+from corral.job.client.records import fetch
 from corral.job.client.show import OUT, Writer
 from corral.job.client.text import one_line, printable
 from corral.job.client.watch import Wanted
@@ -38,6 +41,11 @@ def watch(args: Namespace) -> int:
 
 def logs(args: Namespace) -> int:
     return _with_api(args, _logs)
+
+
+def records(args: Namespace) -> int:
+    """Raises ConfigError for a folder that holds something: records never mix."""
+    return _with_api(args, _records)
 
 
 def cancel(args: Namespace) -> int:
@@ -90,6 +98,15 @@ async def _logs(args: Namespace, api: Api) -> int:
     if rest:
         await writer.write([(OUT, f"{printable(rest)}\n")])
     return InfraError.exit_code if writer.failed else 0
+
+
+async def _records(args: Namespace, api: Api) -> int:
+    job, out = job_name(args.job), args.out or Path(args.job)
+    if os.path.lexists(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"{out} is there already and not an empty folder; name another with --out")
+    await fetch(api, job, out, args.attempt)
+    print(out)
+    return 0
 
 
 async def _cancel(args: Namespace, api: Api) -> int:

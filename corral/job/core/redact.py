@@ -8,6 +8,7 @@ import json
 import re
 import urllib.parse
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import groupby
 
 MASK = "***"
@@ -26,6 +27,7 @@ class Redactor:
     lines. Values below 4 characters are not redacted and are listed in `skipped` (by position); neither is what
     remains of a base64 text when fewer than 4 of its characters depend on the value alone.
     One compiled expression, by first character and then the longest first, so that no tail of a longer secret survives.
+    longest: bytes of the longest form that is looked for; 0 when there is none.
     """
 
     def __init__(self, values: Iterable[str]) -> None:
@@ -33,9 +35,20 @@ class Redactor:
         self.skipped = [index for index, value in enumerate(values) if len(value) < SHORTEST]
         forms = {form for value in values if len(value) >= SHORTEST for form in _forms(value)}
         self._pattern = re.compile(_any_of(forms)) if forms else None
+        self.longest = max((len(form.encode("utf-8", "surrogatepass")) for form in forms), default=0)
 
     def __call__(self, text: str) -> str:
         return self._pattern.sub(MASK, text) if self._pattern else text
+
+    def mask(self, data: bytes) -> bytes:
+        """As many bytes, with a `*` for each byte of a value or of one of its encodings."""
+        if self._in_bytes is None:
+            return data
+        return self._in_bytes.sub(lambda match: b"*" * len(match[0]), data)
+
+    @cached_property
+    def _in_bytes(self) -> re.Pattern[bytes] | None:
+        return re.compile(self._pattern.pattern.encode("utf-8", "surrogatepass")) if self._pattern else None
 
 
 def _any_of(texts: Iterable[str]) -> str:

@@ -7,13 +7,21 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from corral.job.service import errors, routes_about, routes_agent, routes_bundles, routes_jobs, routes_watch
+from corral.job.service import (
+    errors,
+    routes_about,
+    routes_agent,
+    routes_bundles,
+    routes_jobs,
+    routes_records,
+    routes_watch,
+)
 from corral.job.service.body import components
 from corral.job.service.context import Service
 from corral.job.service.gate import Gate, host_name
 
 PROTOCOL = "1"
-_ROUTERS = (routes_about, routes_jobs, routes_watch, routes_bundles, routes_agent)
+_ROUTERS = (routes_about, routes_jobs, routes_watch, routes_records, routes_bundles, routes_agent)
 _OPEN = ("/healthz", "/readyz")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ from corral.job.core.admission import resources_of
 from corral.job.core.clock import Clock
 from corral.job.core.machine import HOLDS_DEVICES
 from corral.job.core.record import JobRecord
-from corral.job.core.redact import Redactor
 from corral.job.protocol.agent import EndRecord
 from corral.job.protocol.states import JobState
 from corral.job.service.drain import drain, shipped
 from corral.job.service.journal import Journal
-from corral.job.service.launch import agent_spec, read_secrets
+from corral.job.service.launch import agent_spec, redactor_of
 from corral.job.service.seen import Seen
 from corral.job.service.settings import Settings
 from corral.job.store.bundles import Bundles
@@ -228,18 +226,9 @@ class Attempts:
         folder = self._backend.attempt_dir(job.submission_id)
         if folder is None:
             return 0
-        redactor = await asyncio.to_thread(self._redactor, job, folder)
+        token = self._token_for(job.job_id)
+        redactor = await asyncio.to_thread(redactor_of, job, folder, self._settings, token)
         return await drain(self._journal, job, folder, redactor, final)
-
-    def _redactor(self, job: JobRecord, folder: Path) -> Redactor:
-        """For the secrets that the attempt was started with, and where it removed those for what they are now."""
-        values = [self._token_for(job.job_id)]
-        if (spec := files.read_spec(folder)) is not None:
-            values += [*spec.secrets.values(), spec.token]
-        else:
-            with suppress(ConfigError, InfraError):
-                values += read_secrets(job.request.secrets, self._settings.secrets_dir).values()
-        return Redactor(values)
 
     def _folder(self, job: JobRecord) -> Path:
         return files.attempt_folder(self._settings.data_dir, job.job_id, job.attempt)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from corral.errors import ConfigError, InfraError
+from corral.job.backends import folder as files
 from corral.job.core.admission import resources_of
 from corral.job.core.record import JobRecord
+from corral.job.core.redact import Redactor
 from corral.job.protocol.agent import AgentSpec
 from corral.job.service.errors import Refusal
 from corral.job.service.settings import Settings
@@ -63,3 +66,15 @@ def read_secrets(names: list[str], folder: Path | None) -> dict[str, str]:
             raise InfraError(f"secret {name} cannot be read: {error.strerror}") from error
         found[name] = value.removesuffix("\n").removesuffix("\r")
     return found
+
+
+def redactor_of(job: JobRecord, folder: Path, settings: Settings, token: str) -> Redactor:
+    """For the secrets that the attempt in `folder` was started with, and, once those are removed, for what they are
+    now; and for the token of its agent. Blocks."""
+    values = [token]
+    if (spec := files.read_spec(folder)) is not None:
+        values += [*spec.secrets.values(), spec.token]
+    else:
+        with suppress(ConfigError, InfraError):
+            values += read_secrets(job.request.secrets, settings.secrets_dir).values()
+    return Redactor(values)

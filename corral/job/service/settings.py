@@ -37,6 +37,7 @@ class Limits:
     watchers: Count = 256  # at once, over all jobs
     queued: Count = 2000  # jobs that are not terminal
     log_bytes: Count = 2 << 30
+    records: Count = 4 << 30  # bytes of one attempt that are sent in one answer
     active_devices_per_repository: Count | None = None
 
 

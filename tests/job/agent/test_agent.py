@@ -81,6 +81,12 @@ def test_a_command_that_cannot_start(
     assert "running" not in service.phases()
 
 
+def test_run_dir_in_a_value_is_the_folder_of_the_records(make: MakeSpec, start: Start, service: RecordingService):
+    folder = make("sh", "-c", 'echo "$DUMP $OTHER"', env={"DUMP": "{run_dir}/rollouts:{run_dir}", "OTHER": "{run}"})
+    assert start(folder).wait(30) == 0
+    assert service.lines("driver") == [f"{folder}/run/rollouts:{folder}/run {{run}}"]
+
+
 def test_first_error_and_rank(make: MakeSpec, start: Start, service: RecordingService):
     script = r"""cd $CORRAL_RUN_DIR; mkdir -p logs/node-1; exec > logs/node-1/rank-6.log
         printf 'Traceback (most recent call last):\n  File "x.py"\nValueError: bad \033[1mtoken\033[0m\n'

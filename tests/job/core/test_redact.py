@@ -58,6 +58,17 @@ def test_base64_of_a_text_that_holds_it_gives_nothing_of_it(secret, before, afte
     assert last * 6 >= (len(before) + len(secret.encode())) * 8 - 5
 
 
+@given(secret=SECRETS, others=st.lists(SECRETS, max_size=3), form=st.sampled_from(FORMS), around=ANY)
+def test_masked_bytes_keep_their_length_and_hold_no_value(secret, others, form, around):
+    shown = form(secret).encode()
+    assume(shown not in around)
+    redactor = Redactor([*others, secret])
+    masked = redactor.mask(around + shown + around)
+    assert len(masked) == len(around + shown + around)
+    assert shown not in masked
+    assert len(shown) <= redactor.longest
+
+
 @given(secret=SECRETS, text=st.text(max_size=60))
 def test_other_text_is_left_alone(secret, text):
     redactor = Redactor([secret])

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from corral.job.backends.base import Capacity
+from corral.job.backends.folder import attempt_folder, split
 from corral.job.core.clock import Clock
 from corral.job.protocol.agent import EndRecord, Heartbeat, LogBatch, LogChunk, Orders
 from corral.job.protocol.states import FailureClass, JobState, Status
@@ -43,6 +44,11 @@ class StillBackend:
 
     def __init__(self, settings: Settings) -> None:
         self.capacity = Capacity(settings.devices, settings.max_nodes, settings.max_devices_per_node)
+        self._data_dir = settings.data_dir
+
+    def attempt_dir(self, submission_id: str) -> Path | None:
+        folder = attempt_folder(self._data_dir, *split(submission_id))
+        return folder if folder.is_dir() else None
 
     async def list_owned(self) -> list[str]:
         return []
