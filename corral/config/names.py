@@ -102,6 +102,7 @@ LOGGERS_LATER = (
 DEVICES = ("auto", "cpu", "cuda", "npu")
 TRUNCATIONS = ("error", "left", "right", "middle")
 SKIP_ACTIONS = ("cache", "repeat")
+PHASE_RECORDS = ("none", "summary", "full")
 RESUME_MODES = ("disable", "auto", "resume_path")
 SAVE_CONTENTS = ("model", "optimizer", "extra", "hf_model")
 DTYPES = {

@@ -37,6 +37,7 @@ CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reward.reward_manager.name": (("naive",), ("dapo", "gdpo", "rate_limited", "remote")),
     "trainer.device": (names.DEVICES, ()),
     "trainer.resume_mode": (names.RESUME_MODES, ()),
+    "trainer.record_phases": (names.PHASE_RECORDS, ()),
     "skip.rollout.action": (names.SKIP_ACTIONS, ("random", "empty")),
 }
 """Key → (names this version has, names of the same family that it does not have)."""

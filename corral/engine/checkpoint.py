@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from corral import atomic
 from corral.engine.export import full_tensor, own_tensors
+from corral.engine.shard import own_rows
 from corral.engine.tensor_file import describe, described, tensors_of, write_tensors
 from corral.errors import DataError
 
@@ -124,15 +125,6 @@ def _fill(tensor: Tensor, file: Any, name: str, path: Path) -> None:
     if not isinstance(tensor, DTensor):
         tensor.copy_(file.get_tensor(name))
         return
-    local, start = _own_rows(tensor)
+    local, start = own_rows(tensor)
     if len(local):  # with more ranks than rows some have none
         local.copy_(part[start : start + len(local)])
-
-
-def _own_rows(tensor: DTensor) -> tuple[Tensor, int]:
-    """This rank's rows of a tensor sharded by FSDP2, and the number of the first: equal chunks, the last shorter."""
-    if tuple(tensor.placements) != (Shard(0),):
-        raise ValueError(f"{tensor.placements} is not a split by rows over one mesh")
-    rows, world = tensor.shape[0], tensor.device_mesh.size()
-    chunk = -(-rows // world)
-    return tensor.to_local(), min(rows, tensor.device_mesh.get_local_rank() * chunk)

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from corral.config.plan import EnginePlan
 from corral.engine import checkpoint
 from corral.engine.attention import CONTEXT, PackedAttention
 from corral.engine.distributed import device_of, parallel
-from corral.engine.export import full_tensor, full_weights, write_folder
+from corral.engine.export import full_tensor, full_weights, own_tensors, write_folder
 from corral.engine.log_probs import at_least_float32, log_probs_and_entropy, sum_pi_squared
 from corral.engine.losses import Objective
 from corral.engine.model import build_model
@@ -32,6 +32,7 @@ from corral.engine.offload import Parking
 from corral.engine.optim import adamw, learning_rate
 from corral.engine.packed import PackedRow, pack
 from corral.engine.rank import Rank
+from corral.engine.recorded import RecordedTensor, recorded
 from corral.engine.shard import autocast, reshard, shard, sync_gradients
 
 log = logging.getLogger(__name__)
@@ -47,12 +48,14 @@ _FLOAT_FIELDS = (
 class TrainStep:
     """One optimizer step. `stats` are this rank's sums; `grad_norm` is of the whole model, before clipping.
 
-    skipped: the gradient was not finite, so weights and optimizer state are as before.
+    skipped: the gradient was not finite, so weights and optimizer state are as before. gradients: by parameter, reduced
+    over the ranks and not clipped, when they were to be recorded.
     """
 
     stats: dict[str, float]
     grad_norm: float
     skipped: bool
+    gradients: dict[str, RecordedTensor] = field(default_factory=dict)
 
 
 class Engine:
@@ -148,12 +151,18 @@ class Engine:
     # Training ------------------------------------------------------------------------------------------------------
 
     def train_step(
-        self, batch: Batch, micro: list[list[int]], objective: Objective, *, temperature: float = 1.0
+        self,
+        batch: Batch,
+        micro: list[list[int]],
+        objective: Objective,
+        *,
+        temperature: float = 1.0,
+        record: str = "none",
     ) -> TrainStep:
         """One optimizer step on the micro-batches of this rank (and of all other ranks, theirs).
 
         The objective holds global denominators and returns the loss of a slice, so losses, gradients and statistics
-        of all micro-batches and ranks simply add up.
+        of all micro-batches and ranks simply add up. record: none, summary or full, for the gradients.
         """
         if self.plan.optim is None or self.optimizer is None:
             raise ValueError(f"the {self.plan.role} was built without an optimizer")
@@ -169,8 +178,10 @@ class Engine:
             (loss * self.parallel.world).backward()  # type: ignore[no-untyped-call]
             for name, value in stats.items():
                 sums[name] = sums[name] + value if name in sums else value
+        own = own_tensors(self.module) if record != "none" else {}
+        gradients = self._recorded({name: p.grad for name, p in own.items() if p.grad is not None}, record)
         grad_norm, skipped = self._step(self.plan.optim.clip_grad)
-        return TrainStep({name: float(value) for name, value in sums.items()}, grad_norm, skipped)
+        return TrainStep({name: float(value) for name, value in sums.items()}, grad_norm, skipped, gradients)
 
     def _step(self, clip: float) -> tuple[float, bool]:
         """Clip, update and drop the gradients: (norm before clipping, whether the update was left out)."""
@@ -205,6 +216,13 @@ class Engine:
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and whole tensors, one at a time, on every rank. Tied weights come once, under their first name."""
         return full_weights(self.module)
+
+    def recorded_weights(self, record: str) -> dict[str, RecordedTensor]:
+        """Weights by name, tied ones under their first. record: summary, or full, which gathers them."""
+        return self._recorded(own_tensors(self.module), record)
+
+    def _recorded(self, tensors: Mapping[str, Tensor], record: str) -> dict[str, RecordedTensor]:
+        return recorded(tensors, whole=record == "full", rank=self.parallel.rank)
 
     def save(self, path: Path) -> None:
         """Write a transformers model folder with the tokenizer; rank 0 writes, `path` appears at once when complete."""

@@ -6,8 +6,9 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from corral.config.plan import EnginePlan
@@ -45,6 +46,15 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     if not layers:
         raise ConfigError(f"{type(model).__name__} declares no layers (_no_split_modules), so it cannot be sharded")
     return layers
+
+
+def own_rows(tensor: DTensor) -> tuple[Tensor, int]:
+    """This rank's rows of a tensor sharded by FSDP2, and the number of the first: equal chunks, the last shorter."""
+    if tuple(tensor.placements) != (Shard(0),):
+        raise ValueError(f"{tensor.placements} is not a split by rows over one mesh")
+    rows, world = tensor.shape[0], tensor.device_mesh.size()
+    chunk = -(-rows // world)
+    return tensor.to_local(), min(rows, tensor.device_mesh.get_local_rank() * chunk)
 
 
 def sync_gradients(model: nn.Module, sync: bool) -> None:

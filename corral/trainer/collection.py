@@ -29,13 +29,14 @@ class Collected:
     """What an iteration trains on, in prompt order, n samples of each prompt next to each other.
 
     batch has its scores. scores: one a sample, as the scorer gave them. baseline [S]: score of the greedy response to
-    the sample's prompt, for estimators that need it. generated_tokens: response tokens that "gen" made or
-    loaded, those of dropped and of greedy samples too.
+    the sample's prompt, for estimators that need it. ranks: whose replica made each sample (-1: replayed).
+    generated_tokens: response tokens that "gen" made or loaded, those of dropped and of greedy samples too.
     """
 
     batch: Batch
     scores: list[Score]
     baseline: Tensor | None
+    ranks: list[int]
     replayed: bool
     generated_tokens: int
     metrics: dict[str, float]
@@ -79,7 +80,7 @@ def collect(run: Run, step: int) -> Collected:
     batch = scored.made.batch
     values = torch.tensor([score.value for score in scored.scores], dtype=torch.float64)
     batch = batch.with_fields(scores=token_level(batch, values))
-    return Collected(batch, scored.scores, baseline, scored.made.replayed, tokens, metrics)
+    return Collected(batch, scored.scores, baseline, scored.made.ranks, scored.made.replayed, tokens, metrics)
 
 
 def _score(run: Run, made: Generated) -> _Scored:
@@ -170,7 +171,7 @@ def _check_limit(run: Run, step: int, rule: FilterGroups, batches: int, found: i
 
 def _take(scored: _Scored, groups: list[int], n: int) -> _Scored:
     index = [group * n + k for group in groups for k in range(n)]
-    made = Generated(scored.made.batch.select(index), [scored.made.prompts[i] for i in index])
+    made = scored.made.select(index)
     return _Scored(made, [scored.scores[i] for i in index])
 
 
@@ -178,5 +179,9 @@ def _joined(parts: list[_Scored], n: int) -> _Scored:
     """All parts as one, their groups numbered anew."""
     batch = Batch.concat([part.made.batch for part in parts])
     batch = batch.with_fields(group=torch.arange(len(batch)) // n)
-    made = Generated(batch, [prompt for part in parts for prompt in part.made.prompts])
+    made = Generated(
+        batch,
+        [prompt for part in parts for prompt in part.made.prompts],
+        [rank for part in parts for rank in part.made.ranks],
+    )
     return _Scored(made, [score for part in parts for score in part.scores])

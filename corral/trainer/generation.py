@@ -25,11 +25,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Generated:
-    """Samples in prompt order, and the prompt of each sample."""
+    """Samples in prompt order; of each sample its prompt, and the rank whose replica made it (-1: replayed)."""
 
     batch: Batch
     prompts: list[Prompt]
+    ranks: list[int]
     replayed: bool = False
+
+    def select(self, index: list[int]) -> Generated:
+        """The samples at `index`, in that order."""
+        prompts, ranks = [self.prompts[i] for i in index], [self.ranks[i] for i in index]
+        return Generated(self.batch.select(index), prompts, ranks, self.replayed)
 
 
 class Generation:
@@ -101,7 +107,8 @@ class Generation:
     def _generate(self, prompts: Sequence[Prompt], step: int, first_index: int = 0) -> Generated:
         n = self._plan.rollout.sampling.n
         batch = self._samples(prompts, step, n=n, first_index=first_index)
-        return Generated(batch, [prompt for prompt in prompts for _ in range(n)])
+        ranks = self._group.replica_ranks(len(batch))
+        return Generated(batch, [prompt for prompt in prompts for _ in range(n)], ranks)
 
     def _samples(
         self, prompts: Sequence[Prompt], step: int, *, n: int, first_index: int = 0, greedy: bool = False
@@ -139,7 +146,7 @@ class Generation:
             log.warning("skip.rollout: %s; generating step %d anew", mismatch, step)
             return None
         log.info("skip.rollout: step %d replayed from %s, nothing is generated", step, path)
-        return Generated(batch, prompts, replayed=True)
+        return Generated(batch, prompts, [-1] * len(batch), replayed=True)
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:

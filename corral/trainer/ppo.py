@@ -30,9 +30,10 @@ from corral.trainer.metrics import (
     rollout_metrics,
     timing_metrics,
 )
+from corral.trainer.phase_records import record_phases
 from corral.trainer.run import Run
 from corral.trainer.validation import validate
-from corral.workers.group import Update
+from corral.workers.update import Update
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,9 @@ def iterate(run: Run, step: int) -> dict[str, float]:
         if due(plan.trainer.save_freq, step, run.total_steps):
             with timer("save_checkpoint"):
                 run.checkpoints.save(group)
+        if plan.trainer.record_phases != "none":
+            with timer("record_phases"):
+                record_phases(run, step, batch, collected, updates)
     metrics.update({**kl, **components, **collected.metrics})
     metrics.update(data_metrics(batch, collected.values, plan.data.max_prompt_length))
     metrics.update(balance_metrics(batch, plan.actor, plan.trainer.balance_batch))

@@ -14,7 +14,7 @@ from corral.config.audit import KeyUse
 from corral.config.plan import Plan
 from corral.errors import InfraError
 
-RECORDS = ("plan.json", "config.yaml", "metrics.jsonl", "trace.json", "keys.json", "logs", "progress")
+RECORDS = ("plan.json", "config.yaml", "metrics.jsonl", "trace.json", "keys.json", "logs", "progress", "phases")
 
 
 class Records:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,24 +27,13 @@ from corral.config.plan import (
 from corral.config.reads import Reads, merged
 from corral.engine.losses import ActorObjective, CriticObjective, Objective, needs_statistics, with_statistics
 from corral.engine.packing import split
+from corral.engine.recorded import RecordedTensor, added
 from corral.rollout.base import Completion, Request
 from corral.workers.launcher import Launcher
+from corral.workers.update import OptimizerStep, Update, summarise
 from corral.workers.worker import MiniBatch, Phase, Share, StepStats
 
 log = logging.getLogger(__name__)
-
-# Terms of the loss: an iteration reports their means over optimizer steps. Every other statistic is a mean over tokens,
-# and an iteration's value weighs each mini-batch by its tokens.
-LOSS_TERMS = ("loss", "pg_loss", "entropy_loss", "kl_loss", "vf_loss")
-
-
-@dataclass(frozen=True)
-class Update:
-    """What the optimizer steps of one iteration did, over all ranks."""
-
-    metrics: dict[str, float]
-    optimizer_steps: int
-    skipped: int
 
 
 class WorkerGroup:
@@ -67,10 +55,17 @@ class WorkerGroup:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, step: int) -> list[Completion]:
         """One completion a request, in order. Neighbours (the samples of a prompt) mostly share a replica."""
-        cuts = [len(requests) * r // self.world for r in range(self.world + 1)]
-        parts = [requests[a:b] for a, b in itertools.pairwise(cuts)]
+        parts = [requests[a:b] for a, b in itertools.pairwise(self._replica_cuts(len(requests)))]
         done = self.launcher.call("generate", [(part, sampling, step) for part in parts])
         return [completion for part in done for completion in part]
+
+    def replica_ranks(self, count: int) -> list[int]:
+        """Which rank's replica `generate` gives each of so many requests."""
+        cuts = self._replica_cuts(count)
+        return [rank for rank, (a, b) in enumerate(itertools.pairwise(cuts)) for _ in range(a, b)]
+
+    def _replica_cuts(self, count: int) -> list[int]:
+        return [count * rank // self.world for rank in range(self.world + 1)]
 
     def push_weights(self, probe: Batch) -> float:
         """Give the replicas the actor's weights; the largest log-prob gap any of them shows on the probe."""
@@ -96,6 +91,13 @@ class WorkerGroup:
         order = torch.tensor([i for share in indices for i in share])
         return {name: _in_batch_order(batch, order, [r[name] for r in results]) for name in results[0]}
 
+    def inference_ranks(self, role: str, batch: Batch) -> list[int]:
+        """The rank that `infer` gives each sample of the batch; the first one where several share a sequence."""
+        engine = self._engine(role)
+        indices, _ = self._shares(batch, engine, engine.infer)
+        rank_of = {sample: dp_rank * engine.sp for dp_rank, picked in enumerate(indices) for sample in picked}
+        return [rank_of[sample] for sample in range(len(batch))]
+
     # Training ------------------------------------------------------------------------------------------------------
 
     def update_actor(self, batch: Batch, step: int) -> Update:
@@ -113,7 +115,7 @@ class WorkerGroup:
         one_by_one = self._needs_statistics(update)
         calls = [[k] for k in range(len(cuts))] if one_by_one else [list(range(len(cuts)))]
         per_rank: list[list[StepStats]] = [[] for _ in range(self.world)]
-        tokens: list[int] = []
+        denominators: list[Denominators] = []
         rates: list[float] = []
         for numbers in calls:
             minis = [self._with_statistics(batch.select(cuts[k]), update, (step, k)) for k in numbers]
@@ -124,8 +126,12 @@ class WorkerGroup:
             for done, (steps, rate) in zip(per_rank, self.launcher.call("update", args), strict=True):
                 done += steps
                 rates.append(rate)
-            tokens += [Denominators.of(mini).tokens for mini in minis]
-        return summarise(per_rank, tokens, lr=rates[0])
+            denominators += [Denominators.of(mini) for mini in minis]
+        steps = [
+            OptimizerStep.of(batch.row[cut].tolist(), denominators[k], [rank[k] for rank in per_rank])
+            for k, cut in enumerate(cuts)
+        ]
+        return summarise(role, steps, lr=rates[0])
 
     def _needs_statistics(self, update: ActorUpdate | CriticUpdate) -> bool:
         return isinstance(update, ActorUpdate) and needs_statistics(update, self._correction)
@@ -177,6 +183,10 @@ class WorkerGroup:
                 row, length, role, budget,
             )  # fmt: skip
 
+    def recorded_weights(self, role: str) -> dict[str, RecordedTensor]:
+        """The role's weights as trainer.record_phases asks for them."""
+        return added(self.launcher.call("recorded_weights", [(role,)] * self.world))
+
     # The rest ------------------------------------------------------------------------------------------------------
 
     def save(self, role: str, folder: str, contents: Sequence[str]) -> None:
@@ -220,22 +230,6 @@ def _objective(
     if isinstance(update, ActorUpdate):
         return ActorObjective(update, denominators, correction)
     return CriticObjective(update, denominators)
-
-
-def summarise(per_rank: Sequence[Sequence[StepStats]], tokens: Sequence[int], lr: float) -> Update:
-    """An iteration's statistics from those of every rank [world][steps]: sums over ranks, means over steps taken."""
-    steps = len(tokens)
-    skipped = sum(step.skipped for step in per_rank[0])
-    taken = [k for k in range(steps) if not per_rank[0][k].skipped]
-    metrics = {"lr": lr, "skipped_steps": float(skipped)}
-    for name in per_rank[0][0].stats if taken else ():
-        values = {k: sum(rank[k].stats[name] for rank in per_rank) for k in taken}
-        weights = {k: 1.0 if name in LOSS_TERMS else float(tokens[k]) for k in taken}
-        total = sum(weights.values())
-        metrics[name] = sum(weights[k] * values[k] for k in taken) / total if total else 0.0
-    if taken:
-        metrics["grad_norm"] = sum(per_rank[0][k].grad_norm for k in taken) / len(taken)
-    return Update(metrics, optimizer_steps=steps, skipped=skipped)
 
 
 def _in_batch_order(batch: Batch, order: Tensor, parts: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from corral.engine.engine import Engine
 from corral.engine.losses import Objective
 from corral.engine.model import build_model
 from corral.engine.rank import Rank
+from corral.engine.recorded import RecordedTensor
 from corral.rollout.base import Completion, Request
 from corral.rollout.native import NativeEngine
 
@@ -44,11 +45,12 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class StepStats:
-    """One optimizer step on one rank. `stats` are this rank's part of sums over all ranks."""
+    """One optimizer step on one rank. `stats`, and `gradients` if recorded, are this rank's part of sums over ranks."""
 
     stats: dict[str, float]
     grad_norm: float
     skipped: bool
+    gradients: dict[str, RecordedTensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,17 +122,25 @@ class Worker:
 
         last: they are the last of their iteration, so the schedule moves on.
         """
-        engine = self.engines[role]
+        engine, record = self.engines[role], self.plan.trainer.record_phases
         lr = engine.lr
         steps = []
         with self._phase(f"update_{role}"), engine.loaded(optimizer=True):
             for mini in mini_batches:
-                done = engine.train_step(mini.share.batch, mini.share.micro, mini.objective, temperature=temperature)
-                steps.append(StepStats(done.stats, done.grad_norm, done.skipped))
+                done = engine.train_step(
+                    mini.share.batch, mini.share.micro, mini.objective, temperature=temperature, record=record
+                )
+                steps.append(StepStats(done.stats, done.grad_norm, done.skipped, done.gradients))
         if last:
             engine.end_iteration()
         self._say(f"updated {role}, {len(steps)} optimizer steps,")
         return steps, lr
+
+    def recorded_weights(self, role: str) -> dict[str, RecordedTensor]:
+        """The role's weights as trainer.record_phases asks for them."""
+        engine = self.engines[role]
+        with self._phase("record_phases"), engine.loaded(optimizer=False):
+            return engine.recorded_weights(self.plan.trainer.record_phases)
 
     # Generation ----------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ def advantages(batch: Batch, rule: RolloutCorrection | None, estimator: str = "g
     plan = replace(plan, adv_estimator=estimator, norm_adv_by_std_in_grpo=False, rollout_correction=rule)
     batch, _ = corrected(plan, batch, torch.full((12,), -1.0, dtype=torch.float64))
     batch, _ = with_rewards(plan, batch, KLCoefficient(plan.kl_ctrl, 0.0))
-    return with_advantages(ESTIMATORS[estimator], plan, batch, Collected(batch, [], None, False, 0, {}))[0]
+    return with_advantages(ESTIMATORS[estimator], plan, batch, Collected(batch, [], None, [], False, 0, {}))[0]
 
 
 def test_a_rejected_sample_neither_votes_nor_gets_an_advantage():

@@ -11,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corral.algorithms.aggregate import Denominators
 from corral.batch import Batch
 from corral.config.plan import ActorUpdate, MicroBatches
 from corral.rollout.base import Completion, Request
-from corral.workers.group import WorkerGroup, mini_batches, summarise
+from corral.workers.group import WorkerGroup, mini_batches
+from corral.workers.update import OptimizerStep, summarise
 from corral.workers.worker import Share, StepStats
 from tests.plans import tiny_plan
 
@@ -110,7 +112,9 @@ def test_iteration_statistics_weigh_token_means_by_tokens_and_leave_skipped_step
         return StepStats({"pg_loss": value, "pg_clipfrac": value}, grad_norm=value, skipped=skipped)
 
     ranks = [[step(1.0), step(float("nan"), skipped=True), step(2.0)] for _ in range(2)]
-    done = summarise(ranks, tokens=[30, 50, 10], lr=0.5)
+    denominators = [Denominators(tokens, 8) for tokens in (30, 50, 10)]
+    steps = [OptimizerStep.of([], denominators[k], [rank[k] for rank in ranks]) for k in range(3)]
+    done = summarise("actor", steps, lr=0.5)
     assert done.skipped == 1
     assert done.metrics["pg_loss"] == pytest.approx((2 + 4) / 2)  # sums over ranks, mean of the two steps taken
     assert done.metrics["pg_clipfrac"] == pytest.approx((2 * 30 + 4 * 10) / 40)

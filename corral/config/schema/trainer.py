@@ -49,6 +49,11 @@ class Trainer(Section):
     rollout_data_dir: str | None = key(
         None, "Folder for one JSONL file of prompts, responses and scores per iteration."
     )
+    record_phases: str = key(
+        "none",
+        "What each step leaves in phases/ of the run folder. none; summary: its samples, what was computed for them, "
+        "norms of gradients and weights; full: the gradients and weights themselves too.",
+    )
     cluster_wait: float = key(
         120.0, "How long to wait for the nodes and devices of a cluster that is joined.", "seconds"
     )
