@@ -1,0 +1,120 @@
+"""What a wrong gradient looks like: a constant factor, each rank's own denominator, rounding, or one rank's part."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from corral.e2e.case import Parity
+from corral.e2e.parity_gap import numbers_equal
+from corral.e2e.parity_records import Array, Facts, Summary, UpdateRecord
+
+CONSTANT = 1e-6  # relative spread of ratios that are one factor
+CLOSE = 0.3  # of a degree: each rank's own counts are about even
+MANY = 3  # groups of ranks among which one can stand out
+FAR = 8.0  # times the typical distance of a part from the median of all parts
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """found / reference of one tensor. off: ‖found - ratio * reference‖ / ‖found‖, 0 when one factor explains all.
+    apart: ‖found - reference‖ / ‖reference‖."""
+
+    value: float
+    off: float
+    apart: float
+
+    @classmethod
+    def of(cls, reference: Array, found: Array) -> Self:
+        import numpy as np
+
+        a, b = reference.reshape(-1).astype(np.float64), found.reshape(-1).astype(np.float64)
+        with np.errstate(all="ignore"):
+            square = float(a @ a)
+            value = float(a @ b) / square if square else math.nan
+            norm = float(np.linalg.norm(b))
+            off = float(np.linalg.norm(b - value * a)) / norm if norm else math.nan
+            apart = float(np.linalg.norm(b - a)) / math.sqrt(square) if square else math.nan
+        return cls(value, off, apart)
+
+    @classmethod
+    def of_summaries(cls, reference: Summary, found: Summary) -> Self:
+        if not reference.norm or not reference.dot:
+            return cls(math.nan, math.nan, math.nan)
+        by_norm, by_dot = found.norm / reference.norm, found.dot / reference.dot
+        off = abs(by_dot / by_norm - 1) if by_norm else math.nan
+        return cls(math.copysign(by_norm, by_dot), off, abs(by_norm - 1))
+
+
+def factor_words(ratios: Sequence[Ratio], facts: Facts, role: str) -> list[str]:
+    """Words on how the tensors of one optimizer step differ. ratios: of those that do."""
+    known = [r for r in ratios if math.isfinite(r.value) and math.isfinite(r.off)]
+    if not known or len(known) < len(ratios) / 2:
+        return []
+    typical = statistics.median(r.value for r in known)
+    degrees = {"the sequence-parallel degree": facts.sp.get(role, 1), "the data-parallel degree": facts.dp.get(role, 1)}
+    degrees["the world size"] = facts.world
+    if typical and all(abs(r.value / typical - 1) <= CONSTANT and r.off <= CONSTANT for r in known):
+        return [_factor(typical, degrees)]
+    if all(r.off <= CLOSE for r in known):
+        for what, degree in degrees.items():
+            for times in (float(degree), 1 / degree):
+                if degree > 1 and abs(typical / times - 1) <= CLOSE:
+                    return [
+                        f"about {_number(times)} times the reference, but not one factor: near {what}, so each rank "
+                        "seems to divide by counts of its own"
+                    ]
+    apart = statistics.median(r.apart for r in known)
+    kind = "bfloat16 or float16" if 2e-4 <= apart <= 3e-2 else "float32" if 1e-9 <= apart <= 1e-5 else ""
+    return [f"typically by {apart:.0e} of their size{f', as rounding to {kind} would' if kind else ''}"]
+
+
+def _factor(typical: float, degrees: dict[str, int]) -> str:
+    larger, smaller = ("found", "reference") if abs(typical) > 1 else ("reference", "found")
+    size = abs(typical) if abs(typical) > 1 else 1 / abs(typical)
+    text = f"one factor explains all: {larger} = {_number(math.copysign(size, typical))} * {smaller}"
+    names = [what for what, degree in degrees.items() if degree > 1 and math.isclose(size, degree, rel_tol=CONSTANT)]
+    return f"{text}, exactly {' and '.join(names)}" if names else text
+
+
+def _number(value: float) -> str:
+    return f"{value:.7g}"
+
+
+def parts_words(reference: UpdateRecord, found: UpdateRecord, sp: int, parity: Parity) -> list[str]:
+    """Words on a rank whose part of a statistic is out of line: against the same rank of a reference of as many ranks,
+    else against the others, sequence-parallel groups of `sp` ranks taken together."""
+    here = {part.rank: part.stats for part in reference.parts}
+    there = {part.rank: part.stats for part in found.parts}
+    words = []
+    for name in dict.fromkeys(name for stats in there.values() for name in stats):
+        parts = {rank: stats[name] for rank, stats in there.items() if name in stats}
+        width = sp
+        if here.keys() == there.keys():
+            width = 1
+            odd = [r for r, v in parts.items() if not numbers_equal(here[r].get(name, math.nan), v, parity)]
+            odd = odd if len(odd) < len(parts) else []
+        else:
+            groups: dict[int, float] = {}
+            for rank, value in parts.items():
+                groups[rank - rank % sp] = groups.get(rank - rank % sp, 0.0) + value
+            parts, odd = groups, _outliers(groups)
+        words += [f"the part of {_ranks(rank, width)} of {name} stands out: {parts[rank]!r}" for rank in odd[:1]]
+    return words[:2]
+
+
+def _ranks(rank: int, width: int) -> str:
+    return f"rank {rank}" if width == 1 else f"ranks {rank} to {rank + width - 1}"
+
+
+def _outliers(parts: dict[int, float]) -> list[int]:
+    """Those whose part is no number, or far from the median of all."""
+    strange = [rank for rank, value in parts.items() if not math.isfinite(value)]
+    if strange or len(parts) < MANY:
+        return strange
+    middle = statistics.median(parts.values())
+    typical = statistics.median(abs(value - middle) for value in parts.values())
+    return [rank for rank, value in parts.items() if typical and abs(value - middle) > FAR * typical]
