@@ -1,4 +1,4 @@
-"""`corral cluster local`: Ray nodes on this machine for the length of one command."""
+"""`corral cluster local`: Ray nodes on this machine for the length of one command; and `corral doctor`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from corral.arguments import positive, seconds, whole
 
 
 def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `cluster` with its commands. A parsed namespace carries `run`, which takes it and returns the exit code."""
+    """Add `cluster` with its commands, and `doctor`. A parsed namespace carries `run`, which takes it and returns the
+    exit code."""
+    from corral.workers.doctor.command import add_doctor_parser, port
+
+    add_doctor_parser(subparsers)
     cluster = subparsers.add_parser("cluster", help="Ray nodes on this machine")
     commands = cluster.add_subparsers(required=True, metavar="COMMAND")
     local = commands.add_parser(
@@ -26,7 +30,7 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     local.add_argument("--nodes", type=whole, default=1, metavar="N", help="nodes (default: %(default)s)")
     local.add_argument("--devices", type=positive, default=1, metavar="N", help="devices of a node (default: 1)")
     local.add_argument("--resource", default="CPU", metavar="NAME", help="what Ray counts a device as (default: CPU)")
-    local.add_argument("--port", type=_port, default=0, metavar="P", help="of the head node (default: any free one)")
+    local.add_argument("--port", type=port, default=0, metavar="P", help="of the head node (default: any free one)")
     local.add_argument(
         "--start-timeout",
         type=seconds,
@@ -42,12 +46,6 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     local.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help="what to run")
     local.set_defaults(run=_local)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 1 to 65535")
-    return int(text)
 
 
 def _local(args: argparse.Namespace) -> int:

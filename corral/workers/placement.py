@@ -87,6 +87,11 @@ def await_listener(address: str, wait: float) -> None:
             time.sleep(POLL)
 
 
+def in_order(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of `ray.nodes()` in the order in which a run numbers them."""
+    return sorted(nodes, key=lambda node: (_natural(node["NodeName"]), node["NodeID"]))
+
+
 def make_ranks(topology: Topology, master: str) -> list[Rank]:
     """All ranks by node, then by device; a world of one has no master."""
     size = topology.devices_per_node

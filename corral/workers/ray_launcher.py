@@ -89,7 +89,7 @@ class RayLauncher:
             address = self._cluster.address
             seconds = self._cluster.seconds
             print(f"started {nnodes} local Ray nodes x {devices} devices at {address} in {seconds:.1f} s", flush=True)
-        _connect(address, wait)
+        connect(address, wait)
         self._joined = True
         self._head = ray.get_runtime_context().gcs_address
 
@@ -265,7 +265,7 @@ def _exit_as_infrastructure() -> None:
     os._exit(InfraError.exit_code)
 
 
-def _connect(address: str, wait: float) -> None:
+def connect(address: str, wait: float) -> None:
     """Become a driver of the cluster. Raises InfraError when nothing listens there within `wait` seconds."""
     import ray
 

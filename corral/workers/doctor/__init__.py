@@ -1,0 +1,1 @@
+"""Checks of the nodes of a run before it starts: `corral doctor`."""

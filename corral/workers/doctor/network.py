@@ -1,0 +1,136 @@
+"""Names, interfaces, ports, clocks, and whether each node reaches each other one."""
+
+from __future__ import annotations
+
+import fnmatch
+import ipaddress
+import statistics
+from collections.abc import Mapping, Sequence
+
+from corral.findings import Finding
+from corral.workers.doctor.asked import Asked, SeenNode
+
+_BACKENDS = {"cpu": ("GLOO",), "cuda": ("GLOO", "NCCL"), "npu": ("GLOO", "HCCL")}
+"""Whose *_SOCKET_IFNAME counts, by device."""
+
+
+def network(nodes: Sequence[SeenNode], asked: Asked) -> list[Finding]:
+    found = []
+    for node in nodes:
+        found += [_own_name(node, len(nodes)), *_interfaces(node, asked), *_ports(node)]
+        found += [
+            Finding("ports", True, f"port {port} free", "free", node=node.number)
+            for port in asked.ports
+            if port not in node.facts.ports
+        ]
+    return found + (clocks(nodes, asked.clock_skew) if len(nodes) > 1 else [])
+
+
+def _own_name(node: SeenNode, count: int) -> Finding:
+    """gloo binds to what the host's own name resolves to, unless it is told an interface."""
+    host, said, told = node.facts.host, node.facts.own_name, "GLOO_SOCKET_IFNAME" in node.facts.variables
+    expected = f"host name {host} to resolve"
+    local = _loopback(node.address)
+    fix = f"add {node.address} {host} to /etc/hosts of the node, or set GLOO_SOCKET_IFNAME where it is started"
+    if isinstance(said, str):
+        return Finding("dns", told or local, expected, said, fix, node.number)
+    if count > 1 and not local and not told and all(_loopback(address) for address in said):
+        expected = f"host name {host} to resolve to an address that other nodes reach"
+        return Finding("dns", False, expected, ", ".join(said), fix, node.number)
+    return Finding("dns", True, expected, ", ".join(said), node=node.number)
+
+
+def names(node: SeenNode, answers: Mapping[str, list[str] | str]) -> list[Finding]:
+    """What the node says about the addresses of the others."""
+    return [
+        Finding(
+            "dns", False, f"{name} to resolve", said, "name nodes by IP address, or repair the resolver", node.number
+        )
+        for name, said in answers.items()
+        if isinstance(said, str)
+    ]
+
+
+def _interfaces(node: SeenNode, asked: Asked) -> list[Finding]:
+    existing = node.facts.interfaces
+    carrier = next((name for name, each in existing.items() if any(_carries(a, node.address) for a in each)), None)
+    found = [
+        Finding(
+            "interface", True, f"an interface with {node.address}",
+            carrier or "none: its address is translated on the way", node=node.number,
+        )
+    ]  # fmt: skip
+    for backend in _BACKENDS[asked.device]:
+        variable = f"{backend}_SOCKET_IFNAME"
+        value = node.facts.variables.get(variable)
+        if value is not None and not chosen(backend, value, list(existing)):
+            fix = f"set {variable}={carrier} there, or unset it" if carrier else f"unset {variable} there"
+            there = ", ".join(sorted(existing))
+            expected = f"{variable}={value[:80]} to name an interface"
+            found.append(Finding("interface", False, expected, there, fix, node.number, kind="config"))
+    return found
+
+
+def chosen(backend: str, value: str, existing: Sequence[str]) -> list[str]:
+    """The interfaces that a *_SOCKET_IFNAME stands for. gloo wants whole names; NCCL and HCCL take the beginnings of
+    names, `=` before whole ones and `^` before those to leave out (NCCL user guide, environment variables)."""
+    if backend == "GLOO":
+        return [name for name in existing if name in value.split(",")]
+    without = value.startswith("^")
+    parts = value.removeprefix("^").removeprefix("=").split(",")
+    exact = value.removeprefix("^").startswith("=")
+    named = [n for n in existing if any(n == p if exact else fnmatch.fnmatchcase(n, f"{p}*") for p in parts)]
+    return [name for name in existing if name not in named] if without else named
+
+
+def _ports(node: SeenNode) -> list[Finding]:
+    return [
+        Finding("ports", False, f"port {port} free", why, "end what listens there, or choose another port", node.number)
+        for port, why in node.facts.ports.items()
+    ]
+
+
+def clocks(nodes: Sequence[SeenNode], bound: float) -> list[Finding]:
+    """Each against the median of all, with ours among them, so that of two nodes the wrong one is named."""
+    middle = statistics.median_low([0.0, *(node.skew for node in nodes)])
+    return [
+        Finding(
+            "clock", abs(skew := node.skew - middle) - node.blur <= bound, f"at most {bound:g} s from the other nodes",
+            f"{skew:+.3f} s", "set the node's clock, and let NTP keep it", node.number, value=round(skew, 6), unit="s",
+        )
+        for node in nodes
+    ]  # fmt: skip
+
+
+def connections(nodes: Sequence[SeenNode], problems: Mapping[tuple[int, int], str]) -> list[Finding]:
+    """problems: why the first node of a pair cannot reach the second. One finding for a node that reaches all."""
+    found = []
+    for node in nodes:
+        bad = {other: why for (one, other), why in problems.items() if one == node.number}
+        for other, why in bad.items():
+            fix = "open the ports between the two nodes (firewall, network policy, routes)"
+            address = nodes[other].address
+            expected = f"a connection to {address}"
+            found.append(Finding("connect", False, expected, why, fix, node.number, peer=other))
+        if not bad:
+            found.append(Finding("connect", True, "a connection to every other node", "all", node=node.number))
+    return found
+
+
+def _loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _carries(address: str, wanted: str) -> bool:
+    """Whether an interface with `address`, 127.0.0.1/8 as an example, takes packets for `wanted`. On loopback all of
+    the network is its own."""
+    try:
+        own = ipaddress.ip_interface(address)
+        return own.ip == ipaddress.ip_address(wanted) or (
+            own.is_loopback and ipaddress.ip_address(wanted) in own.network
+        )
+    except ValueError:
+        return False

@@ -1,0 +1,152 @@
+"""Where the checks run: in this process, or in one small actor on each node of a Ray cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from corral.config.plan import Topology
+from corral.workers.doctor.asked import Asked
+from corral.workers.doctor.probe import Probe
+from corral.workers.local_cluster import LocalCluster
+from corral.workers.placement import in_order
+from corral.workers.ray_launcher import connect
+
+POLL = 0.2  # seconds between looks at the cluster
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node. number: in the order of the run. devices: as Ray counts them; None where nobody does."""
+
+    number: int
+    name: str
+    address: str
+    devices: int | None
+
+
+class Places(Protocol):
+    """The nodes of a run, in order."""
+
+    places: list[Place]
+
+    def ask(self, method: str, args: Mapping[int, tuple[Any, ...]], bound: float) -> dict[int, Any]:
+        """Call a method of the probe on the nodes that have arguments, at the same time. An answer that did not come
+        within `bound` seconds, or an error, is a `Silent`."""
+
+
+@dataclass(frozen=True)
+class Silent:
+    """Why a node did not answer."""
+
+    why: str
+
+
+class ThisMachine:
+    """No cluster: the checks of one node, in this process."""
+
+    def __init__(self) -> None:
+        self.places = [Place(0, "this machine", "127.0.0.1", None)]
+        self._probe = Probe()
+
+    def ask(self, method: str, args: Mapping[int, tuple[Any, ...]], bound: float) -> dict[int, Any]:
+        return {number: getattr(self._probe, method)(*each) for number, each in args.items()}
+
+
+class RayNodes:
+    """An actor on each node. It holds no devices, so a cluster that is busy can be examined too."""
+
+    def __init__(self, asked: Asked) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        resource = asked.platform.ray_resource
+        nodes = _chosen(asked, resource)
+        self.places = [
+            Place(number, node["NodeName"], node["NodeManagerAddress"], int(node["Resources"].get(resource, 0)))
+            for number, node in enumerate(nodes)
+        ]
+        _send_code_along()
+        actor = ray.remote(Probe)
+        self._probes = [
+            actor.options(
+                num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ).remote()
+            for node in nodes
+        ]
+
+    def ask(self, method: str, args: Mapping[int, tuple[Any, ...]], bound: float) -> dict[int, Any]:
+        import ray
+
+        refs = {number: getattr(self._probes[number], method).remote(*each) for number, each in args.items()}
+        done, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=bound) if refs else ([], [])
+        ready = set(done)
+        return {
+            number: self._answer(ref) if ref in ready else Silent(f"no answer in {bound:g} s")
+            for number, ref in refs.items()
+        }
+
+    def _answer(self, ref: Any) -> Any:
+        import ray
+
+        try:
+            return ray.get(ref)
+        except ray.exceptions.RayTaskError as error:
+            return Silent(f"{type(error.cause).__name__}: {error.cause}")
+        except ray.exceptions.RayError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return Silent(lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}")
+
+
+@contextmanager
+def places_of(topology: Topology, asked: Asked) -> Iterator[Places]:
+    """Those of the run; what has to be started for it ends with the block. Raises InfraError, DeadlineError."""
+    if topology.launcher == "in_process":
+        yield ThisMachine()
+        return
+    import ray
+
+    cluster: LocalCluster | None = None
+    try:
+        address = topology.ray_address
+        if address is None:
+            resource = asked.platform.ray_resource
+            cluster = LocalCluster.start(topology.nnodes, topology.devices_per_node, resource)
+            address = cluster.address
+        connect(address, asked.wait)
+        yield RayNodes(asked)
+    finally:
+        if ray.is_initialized():
+            ray.shutdown()
+        if cluster is not None:
+            cluster.close()
+
+
+def _chosen(asked: Asked, resource: str) -> list[dict[str, Any]]:
+    """The nodes that have what was asked for; where they are too few, all that have any of it; nodes may still join."""
+    import ray
+
+    end = time.monotonic() + asked.wait
+    while True:
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        some = [node for node in alive if node["Resources"].get(resource, 0) >= 1] or alive
+        if len(some) >= (asked.nodes or 1) or time.monotonic() > end:
+            break
+        time.sleep(POLL)
+    able = [node for node in some if node["Resources"].get(resource, 0) >= (asked.devices or 1)]
+    return in_order(able if asked.nodes is not None and len(able) >= asked.nodes else some)
+
+
+def _send_code_along() -> None:
+    """The probe goes to the nodes by value: what is installed there is what is examined, not what examines."""
+    from ray import cloudpickle
+
+    import corral.manifest
+    import corral.workers.doctor.probe
+    import corral.workers.doctor.reach
+
+    for module in (corral.manifest, corral.workers.doctor.probe, corral.workers.doctor.reach):
+        cloudpickle.register_pickle_by_value(module)
