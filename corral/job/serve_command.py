@@ -33,6 +33,11 @@ def add_serve_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     )
     where.add_argument("--config", type=Path, metavar="FILE", help="settings as YAML; options win over it")
     where.add_argument(
+        "--private",
+        action="store_true",
+        help="serve one caller: cancel all jobs and end when standard input ends, as it does when the caller dies",
+    )
+    where.add_argument(
         "--log-level", choices=("DEBUG", "INFO", "WARNING"), default="INFO", help="of the JSON log on stderr"
     )
     _add_access(parser.add_argument_group("who and what is let in"))
@@ -126,7 +131,7 @@ def _serve(args: argparse.Namespace) -> int:
     from corral.job.service.serve import serve
 
     configure(args.log_level)
-    return serve(settings_of(args))
+    return serve(settings_of(args), private=args.private)
 
 
 def _new_token(args: argparse.Namespace) -> int:

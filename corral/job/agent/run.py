@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import signal
 import threading
 import time
@@ -31,6 +32,7 @@ HASTY_SCAN_BOUND = 0.5  # the same when the agent was told to end
 PATIENCE = 60.0  # seconds without a service until what is left is left to it
 IMPATIENCE = 2.0  # the same when the agent was told to end
 _REFUSED = frozenset({401, 403, 404, 409, 410, 422})
+_RUN_DIR = re.compile(r"(?<!\$)\{run_dir\}")  # ${run_dir} is the shell's
 _UNSEEN = ("CORRAL_TOKEN", "CORRAL_TOKEN_FILE", "SUBMITTER_TOKEN")  # of whoever started the agent
 
 log = logging.getLogger(__name__)
@@ -191,7 +193,7 @@ def environment(attempt: Attempt, environ: Mapping[str, str]) -> dict[str, str]:
     return {
         **{name: value for name, value in environ.items() if name not in _UNSEEN},
         "PYTHONUNBUFFERED": "1",  # output is a pipe: Python would hold back 8 KiB of it
-        **{name: value.replace("{run_dir}", str(attempt.run)) for name, value in spec.env.items()},
+        **{name: _RUN_DIR.sub(lambda _: str(attempt.run), value) for name, value in spec.env.items()},
         **spec.secrets,
         "CORRAL_RUN_DIR": str(attempt.run),
         "CORRAL_JOB_ID": spec.job_id,

@@ -82,9 +82,10 @@ def test_a_command_that_cannot_start(
 
 
 def test_run_dir_in_a_value_is_the_folder_of_the_records(make: MakeSpec, start: Start, service: RecordingService):
-    folder = make("sh", "-c", 'echo "$DUMP $OTHER"', env={"DUMP": "{run_dir}/rollouts:{run_dir}", "OTHER": "{run}"})
+    env = {"DUMP": "{run_dir}/rollouts:{run_dir}", "OTHER": "{run} ${run_dir}"}
+    folder = make("sh", "-c", 'echo "$DUMP $OTHER"', env=env)
     assert start(folder).wait(30) == 0
-    assert service.lines("driver") == [f"{folder}/run/rollouts:{folder}/run {{run}}"]
+    assert service.lines("driver") == [f"{folder}/run/rollouts:{folder}/run {{run}} ${{run_dir}}"]
 
 
 def test_first_error_and_rank(make: MakeSpec, start: Start, service: RecordingService):
