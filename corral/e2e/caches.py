@@ -155,7 +155,7 @@ def _named(case: Case, name: str) -> Iterator[None]:
         yield
     except KeyError as error:
         raise ConfigError(
-            f"case {case.name}: need {name} takes its place from ${error.args[0]}, which is not set; export it"
+            f"case {case.name}: need {name} is found through ${error.args[0]}, which is not set{_about(case, name)}"
         ) from None
 
 
@@ -163,7 +163,9 @@ def _require(case: Case, name: str, folder: Path) -> None:
     need = case.needs[name]
     if need.path is not None:
         if not folder.exists():
-            raise ConfigError(f"case {case.name}: need {name}: no such folder {folder}; it is used as it is, not made")
+            raise ConfigError(
+                f"case {case.name}: need {name}: no folder {folder}; nothing makes it{_about(case, name)}"
+            )
         return
     if damage := damage_of(folder):
         what = f"is not in the cache: no folder {folder}" if not folder.exists() else f"was changed: {folder}: {damage}"
@@ -171,6 +173,11 @@ def _require(case: Case, name: str, folder: Path) -> None:
             f"case {case.name}: need {name} {what} (key {need_key(need)}: {_command(need)}, revision {need.revision}, "
             f"corral {corral.__version__}); make it with `corral e2e prepare {case.name}`"
         )
+
+
+def _about(case: Case, name: str) -> str:
+    about = case.needs[name].about
+    return f"; {about}" if about else ""
 
 
 def _command(need: Need) -> str:
@@ -234,7 +241,7 @@ def _make(case: Case, name: str, partial: Path, say: Say, signals: Signals) -> N
         signals=signals,
     )
     lines.end()
-    _raise_unless_made(f"case {case.name}: need {name}", ended, partial, lines.last, signals)
+    _raise_unless_made(f"case {case.name}: need {name}", ended, partial, lines.last + _about(case, name), signals)
     seal(partial, {"made by": _command(need), "key": need_key(need)})
 
 
@@ -266,6 +273,6 @@ class _Lines:
             self._line(self._rest)
 
     def _line(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip("\r")
+        text = line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1]  # of a progress bar its last state
         self.last = text.strip() or self.last
         self._say(text)

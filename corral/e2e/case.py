@@ -44,11 +44,13 @@ class Topology(Part):
 
 
 class Need(Part):
-    """A folder a run reads and never writes: made once by a corral command, or lying somewhere already."""
+    """A folder a run reads and never writes: made once by a corral command, or lying somewhere already. `{env.NAME}` in
+    its texts is a variable of whoever runs the case."""
 
     make: list[str] | None = Field(default=None, description="Arguments of corral; {out} is the folder to fill.")
     revision: int = Field(default=1, ge=1, description="Raise it when the same arguments have to be made anew.")
     path: Text | None = Field(default=None, description="Or: a folder that every node has.")
+    about: str = Field(default="", description="What it is and where to get it; shown when it is missing.")
 
     @model_validator(mode="after")
     def _one(self) -> Need:

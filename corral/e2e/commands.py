@@ -148,7 +148,7 @@ def _validate(args: argparse.Namespace) -> int:
 def _schema(args: argparse.Namespace) -> int:
     import json
 
-    from corral.e2e.read import schema
+    from corral.e2e.schema import schema
 
     print(json.dumps(schema(), indent=2))
     return 0

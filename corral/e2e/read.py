@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import itertools
-import re
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from corral.e2e.case import Case
+from corral.e2e.document import Document, read_document
+from corral.e2e.matrix import expanded
+from corral.e2e.mistakes import mistakes
 from corral.errors import ConfigError
 
 SHIPPED = Path(__file__).parent / "cases"
@@ -67,16 +68,19 @@ def all_cases(project: Path = PROJECT) -> list[Found]:
 
 
 def find_cases(names: Sequence[str], tier: str | None = None, project: Path = PROJECT) -> list[Found]:
-    """Cases by name or file (all of its matrix), or all of a tier when no name is given. Raises ConfigError."""
-    if not names:
-        chosen = [found for found in all_cases(project) if tier is None or tier in found.case.tiers]
-        if not chosen:
-            raise ConfigError(f"no case has the tier {tier!r}; see `corral e2e list`")
-        return chosen
-    picked: list[Found] = []
-    for name in names:
-        picked += _named(name, project)
-    return [found for found in picked if tier is None or tier in found.case.tiers]
+    """Cases by name or file (all of its matrix), each once; with a tier only those of it. Without names: all.
+
+    Raises ConfigError when that leaves none, for a name that no case has, and for files that are not cases.
+    """
+    picked = [found for name in names for found in _named(name, project)] if names else all_cases(project)
+    unique = {(found.file, found.case.name): found for found in picked}
+    chosen = [found for found in unique.values() if tier is None or tier in found.case.tiers]
+    if not chosen:
+        tiers = sorted({tier for found in picked for tier in found.case.tiers})
+        raise ConfigError(
+            f"{'none of these cases' if names else 'no case'} has the tier {tier!r}; there are {', '.join(tiers)}"
+        )
+    return chosen
 
 
 def _named(name: str, project: Path) -> list[Found]:
@@ -95,108 +99,20 @@ def _named(name: str, project: Path) -> list[Found]:
 
 
 def read_cases(file: Path) -> list[Case]:
-    """The cases of a file: one, or one for each combination of its matrix. Raises ConfigError: file, key, mistake."""
-    import yaml
-
-    try:
-        document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read case {file}: {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"case {file} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(document, dict):
-        raise ConfigError(f"case {file}: expected a mapping, found {type(document).__name__}")
-    matrix = _matrix(document.pop("matrix", {}), file)
-    cases = []
-    for values in _combinations(matrix):
-        filled = _fill(document, values)
-        if values:
-            filled["name"] = "-".join([str(filled.get("name", "")), *(f"{k}-{v}" for k, v in values.items())]).lower()
-        cases.append(_validated(filled, file))
+    """The cases of a file: one, or one for each combination of its matrix. Raises ConfigError: file, line, key, what is
+    wrong."""
+    document = read_document(file)
+    cases = [_validated(content, document) for content in expanded(document)]
+    names = [case.name for case in cases]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"case {file}: matrix: two combinations are called {twice[0]!r}; tell them apart in name")
     return cases
 
 
-def _matrix(matrix: object, file: Path) -> dict[str, list[Any]]:
-    good = isinstance(matrix, dict) and all(
-        isinstance(key, str) and key.isidentifier() and isinstance(values, list) and values
-        for key, values in matrix.items()
-    )
-    if not good:
-        raise ConfigError(f"case {file}: matrix: has to be name: [value, ...], such as sp: [1, 2]")
-    assert isinstance(matrix, dict)
-    return matrix
-
-
-def _combinations(matrix: Mapping[str, list[Any]]) -> Iterable[dict[str, Any]]:
-    for values in itertools.product(*matrix.values()):
-        yield dict(zip(matrix, values, strict=True))
-
-
-def _fill(value: Any, values: Mapping[str, Any]) -> Any:
-    """`{sp}` alone becomes the value itself, inside a text its text. Other braces are left alone."""
-    if isinstance(value, dict):
-        return {_fill(key, values): _fill(part, values) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_fill(part, values) for part in value]
-    if not isinstance(value, str):
-        return value
-    for name, given in values.items():
-        if value == f"{{{name}}}":
-            return given
-        value = value.replace(f"{{{name}}}", str(given))
-    return value
-
-
-def _validated(document: Mapping[str, Any], file: Path) -> Case:
+def _validated(content: dict[str, Any], document: Document) -> Case:
     try:
-        return Case.model_validate(document)
+        return Case.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise ConfigError(f"case {file}: {_problem(first, document)}{more}") from None
-
-
-def _problem(problem: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """`topology: unknown key 'node'; the nearest known key is 'nodes'`, or `topology.nodes: ..., found '4'`."""
-    place = [str(part) for part in problem["loc"]]
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    if problem["type"] == "extra_forbidden":
-        known = list(_model_at(place[:-1]).model_fields)
-        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.0)
-        where = ".".join(place[:-1])
-        nearest = f"; the nearest known key is {near[0]!r}" if near else ""
-        return f"{f'{where}: ' if where else ''}unknown key {place[-1]!r}{nearest}"
-    if problem["type"] == "missing":
-        return f"{'.'.join(place)} is missing"
-    found = problem["input"]
-    shown = "" if isinstance(found, dict | list) else f", found {type(found).__name__} {str(found)[:60]!r}"
-    return f"{'.'.join(place) or 'it'}: {message}{shown}"
-
-
-def _model_at(place: Sequence[str]) -> type[BaseModel]:
-    """The model whose keys stand at a place of the document; names in a mapping are skipped."""
-    model: type[BaseModel] = Case
-    for part in place:
-        if part in model.model_fields:
-            text = str(model.model_fields[part].annotation)
-            names = re.findall(r"corral\.e2e\.case\.(\w+)", text)
-            if names:
-                import corral.e2e.case as module
-
-                found = getattr(module, names[-1], None)
-                model = found if isinstance(found, type) and issubclass(found, BaseModel) else model
-    return model
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of a case file."""
-    document = Case.model_json_schema()
-    document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    document["title"] = "Corral end-to-end case"
-    document["properties"]["matrix"] = {
-        "type": "object",
-        "description": "name: [value, ...]; one case for each combination, {name} standing for the value.",
-        "additionalProperties": {"type": "array", "minItems": 1},
-    }
-    return document
+        found = [f"{document.at(place)}: {what}" for place, what in mistakes(error, content)]
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ConfigError(f"{found[0]}{more}") from None
