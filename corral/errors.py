@@ -11,6 +11,7 @@ class CorralError(Exception):
     """A failure that is reported as one line, without a traceback."""
 
     exit_code = 1
+    says_where = False  # the message names the place; the process that raises it may be another one
 
 
 class ConfigError(CorralError):

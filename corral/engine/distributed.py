@@ -9,6 +9,7 @@ from functools import cache
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from corral.engine.rank import Rank
 from corral.engine.sequence_parallel import SequenceParallel
@@ -50,17 +51,31 @@ def device_of(rank: Rank) -> torch.device:
     return torch.device(rank.device, rank.local_rank if rank.local_rank < count else 0)
 
 
-def connect(rank: Rank) -> None:
-    """Join the process group of the world, once per process; every rank calls it. Nothing to do in a world of one."""
-    if rank.world == 1 or dist.is_initialized():
-        return
+@cache
+def rendezvous(rank: Rank) -> Store:
+    """The store of the world, which lives in rank 0; a rank does not wait for the others to come.
+
+    Raises torch's DistNetworkError when it cannot be reached, after TIMEOUT.
+    """
     if rank.master is None:
         raise ValueError(f"rank {rank.rank} of {rank.world} was given no master address")
-    if rank.device != "cpu":
+    host, port = rank.master.rsplit(":", 1)
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host.strip("[]"), int(port), rank.world, is_master=rank.rank == 0, timeout=TIMEOUT, wait_for_workers=False
+    )
+
+
+def connect(rank: Rank) -> None:
+    """Join the process group of the world, once per process; every rank calls it. Nothing to do in a world of one."""
+    if rank.world == 1:
+        return
+    if rank.device != "cpu":  # of the calling thread, so before the question whether another one has connected
         torch.get_device_module(rank.device).set_device(device_of(rank))
+    if dist.is_initialized():
+        return
     dist.init_process_group(
         platform(rank.device).backend,
-        init_method=f"tcp://{rank.master}",
+        store=PrefixStore("world", rendezvous(rank)),
         rank=rank.rank,
         world_size=rank.world,
         timeout=TIMEOUT,

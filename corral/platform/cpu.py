@@ -9,4 +9,7 @@ CPU = Platform(
     visible_devices=None,
     compute_dtype="float32",
     device_files=None,
+    probe=0.25,
+    fast_enough=20.0,
+    of_no_use=4.0,
 )

@@ -9,4 +9,7 @@ CUDA = Platform(
     visible_devices="CUDA_VISIBLE_DEVICES",
     compute_dtype="bfloat16",
     device_files="nvidia[0-9]*",
+    probe=32.0,
+    fast_enough=4096.0,
+    of_no_use=64.0,
 )

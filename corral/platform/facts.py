@@ -11,7 +11,8 @@ class Platform:
 
     `ray_resource` is the name under which Ray counts the devices; `backend` is the torch.distributed backend string;
     `visible_devices` is the variable that limits what a process sees (None where processes are logical devices);
-    `compute_dtype` is the default of forward and backward.
+    `compute_dtype` is the default of forward and backward. The collective check sends `probe` MiB at first; a pair of
+    ranks at or above `fast_enough` MiB/s is never slow, and one below `of_no_use` MiB/s always is.
     """
 
     device: str
@@ -20,3 +21,6 @@ class Platform:
     visible_devices: str | None
     compute_dtype: str
     device_files: str | None  # glob under /dev; None: always present
+    probe: float
+    fast_enough: float
+    of_no_use: float

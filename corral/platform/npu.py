@@ -9,4 +9,7 @@ NPU = Platform(
     visible_devices="ASCEND_RT_VISIBLE_DEVICES",
     compute_dtype="bfloat16",
     device_files="davinci[0-9]*",
+    probe=32.0,
+    fast_enough=4096.0,
+    of_no_use=64.0,
 )

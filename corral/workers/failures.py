@@ -16,7 +16,7 @@ def as_error(method: str, failures: list[Failure]) -> CorralError:
     place = f"node-{first.node} rank {first.rank}"
     kind = getattr(errors, first.error_type, None)
     if isinstance(kind, type) and issubclass(kind, CorralError):
-        error: CorralError = kind(f"{first.message} ({place})")
+        error: CorralError = kind(first.message if first.says_where else f"{first.message} ({place})")
     else:
         last = first.traceback.strip().splitlines()[-1]
         log = f"logs/node-{first.node}/rank-{first.rank}.log"

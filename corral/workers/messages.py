@@ -50,6 +50,7 @@ class Failure:
     error_type: str  # name of the exception's nearest class in corral.errors, or of the exception; "" when died
     message: str
     traceback: str = ""
+    says_where: bool = False  # the message names a place, not necessarily this one
 
 
 def pack(value: Any) -> bytes:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from corral.engine.rank import Rank
+from corral.errors import CorralError
 from corral.workers import messages
 from corral.workers.logs import rank_log
 from corral.workers.messages import Failure, RankSpec, WorkerSpec
@@ -98,4 +99,5 @@ def _failure(rank: Rank, error: Exception) -> Failure:
     known = [kind.__name__ for kind in type(error).__mro__ if kind.__module__ == "corral.errors"]
     name = known[0] if known and known[0] != "CorralError" else type(error).__name__
     text = "".join(traceback.format_exception(error))
-    return Failure(rank.node, rank.rank, False, time.time(), error_type=name, message=str(error), traceback=text)
+    says_where = isinstance(error, CorralError) and error.says_where
+    return Failure(rank.node, rank.rank, False, time.time(), name, str(error), text, says_where)
