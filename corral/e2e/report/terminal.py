@@ -1,0 +1,105 @@
+"""What a person reads in the terminal when a case has ended; the verdict line follows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from corral.e2e.report import text
+from corral.e2e.report.records import as_number, read_json, read_steps, records_of
+from corral.e2e.report.story import Story, read_story
+from corral.e2e.result import ParityReport, Result
+
+MOST = 40  # failed checks
+_FIGURES = (
+    ("actor/pg_loss", "policy loss"),
+    ("critic/vf_loss", "value loss"),
+    ("actor/entropy", "entropy"),
+    ("critic/score/mean", "reward, mean"),
+    ("response_length/mean", "response tokens, mean"),
+)
+
+
+def lines(result: Result, folder: Path) -> list[str]:
+    """What failed and where, the last step as far as it was recorded, every failed check, parity, and the records."""
+    story = read_story(result, folder)
+    shown = [*_facts(story), *last_step(records_of(folder, result.job, "job")), *_checks(story)]
+    if result.parity is not None:
+        shown.append(text.line(parity_line(result.parity)))
+    report = folder / "report.html"
+    return [*shown, f"report: {report}" if report.exists() else f"records: {folder}"]
+
+
+def _facts(story: Story) -> list[str]:
+    width = max([0, *(len(fact.name) for fact in story.facts)])
+    return [f"  {fact.name:{width}}  {fact.value}" for fact in story.facts]
+
+
+def _checks(story: Story) -> list[str]:
+    checks, failed = story.result.checks, story.failed
+    shown = [f"  NOT as expected: {text.line(check)}" for check in failed[:MOST]]
+    if len(failed) > MOST:
+        shown.append(f"  and {len(failed) - MOST} more that are not as expected")
+    if checks:
+        shown.append(f"checks: {len(checks) - len(failed)} of {len(checks)} as expected")
+    return shown
+
+
+def parity_line(parity: ParityReport) -> str:
+    """`parity: 3.1e+06 numbers equal to those of the reference` or where it ends."""
+    if parity.first is None:
+        return f"parity: {sum(parity.compared.values())} numbers are equal to those of the reference run"
+    first = parity.first
+    place = f" ({first.where()})" if first.where() else ""
+    hint = f"; {parity.hint}" if parity.hint else ""
+    return f"parity: first difference in {first.phase}{place}: {first.name} {first.found}, not {first.reference}{hint}"
+
+
+def last_step(records: Path) -> list[str]:
+    """Seconds of each phase beside the figures; empty without a recorded step."""
+    rows = read_steps(records).rows
+    if not rows:
+        return []
+    metrics = {name: value for name, value in rows[-1].items() if math.isfinite(value)}
+    left, right = _phases(metrics), _figures(metrics, records)
+    width = max(map(len, left))
+    height = max(len(left), len(right))
+    left += [""] * (height - len(left))
+    right += [""] * (height - len(right))
+    return [
+        f"step {metrics.get('step', len(rows)):.0f}, rollouts {_source(metrics)}",
+        *(f"  {a:{width}}    {b}".rstrip() for a, b in zip(left, right, strict=True)),
+    ]
+
+
+def _phases(metrics: Mapping[str, float]) -> list[str]:
+    """Slowest first, the whole step last."""
+    seconds = {
+        text.line(name.removeprefix("timing_s/"), 40): value
+        for name, value in metrics.items()
+        if name.startswith("timing_s/")
+    }
+    ordered = sorted(seconds, key=lambda name: (name == "step", -seconds[name]))[:30]
+    width = max([len("phase"), *map(len, ordered)])
+    return [f"{'phase':{width}}  seconds", *(f"{name:{width}}  {seconds[name]:7.2f}" for name in ordered)]
+
+
+def _figures(metrics: Mapping[str, float], records: Path) -> list[str]:
+    found = [(label, f"{metrics[name]:.6g}") for name, label in _FIGURES if name in metrics]
+    if (rate := metrics.get("perf/throughput")) is not None:
+        world = _world(records)
+        found.append(("tokens/s", f"{rate:.4g} per device" + (f", {rate * world:.4g} in all" if world else "")))
+    width = max([0, *(len(label) for label, _ in found)])
+    return [f"{label:{width}}  {value}" for label, value in found]
+
+
+def _source(metrics: Mapping[str, float]) -> str:
+    sources = {1.0: "replayed from the dump (no engine started)", 0.0: "generated in this run"}
+    return sources.get(metrics.get("rollout/replayed", math.nan), "of unrecorded origin")
+
+
+def _world(records: Path) -> float | None:
+    plan = read_json(records / "plan.json")
+    topology = plan.get("topology") if isinstance(plan, dict) else None
+    return as_number(topology.get("world")) if isinstance(topology, dict) else None
