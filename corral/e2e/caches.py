@@ -28,6 +28,7 @@ from corral.e2e.sealed import damage_of, seal, unseal
 from corral.errors import ConfigError, CorralError, DeadlineError, InfraError
 
 Say = Callable[[str], object]  # takes one line
+_PLAIN = re.compile(r"[\w@%+=:,./{}-]+")  # needs no quotes; the braces are ours
 _ENVIRONMENT = re.compile(r"\{env\.(\w+)\}")
 
 
@@ -181,7 +182,8 @@ def _about(case: Case, name: str) -> str:
 
 
 def _command(need: Need) -> str:
-    return "corral " + shlex.join(need.make or ()).replace("'{out}'", "{out}")
+    words = (word if _PLAIN.fullmatch(word) else shlex.quote(word) for word in need.make or ())
+    return f"corral {' '.join(words)}"
 
 
 def _prepare(case: Case, name: str, folder: Path, say: Say, signals: Signals) -> None:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
+from corral.e2e.baseline import baseline_file
 from corral.e2e.case import Case
 from corral.e2e.placeholders import names_in
 from corral.e2e.read import Found, project_root
@@ -37,6 +38,8 @@ def remarks(found: Found) -> list[str]:
     words = [*case.args, *(case.parity.args if case.parity else []), *(case.command or [])]
     if case.parity is not None and not any("trainer.record_phases=" in word for word in words):
         noted.append("parity compares metrics alone; with trainer.record_phases=full it finds where runs part")
+    if case.expect.metrics.baseline and not baseline_file(found).exists():
+        noted.append(f"no {baseline_file(found)} yet: run the case, then `corral e2e accept RESULT`")
     return noted
 
 
