@@ -56,7 +56,7 @@ def _first(report: ParityReport, first: ParityRow) -> Child:
 
 
 def _phase(phase: PhaseSummary) -> Child:
-    gap = f"widest gap {phase.gap:.2g}" if phase.gap is not None else ""
+    gap = f"gap ≤ {phase.gap:.2g}" if phase.gap is not None else ""
     return el(
         "li",
         el("b", phase.phase),
@@ -77,7 +77,7 @@ def _row(row: ParityRow) -> list[Child]:
         str(row.step) if row.step else "–",
         row.phase,
         el("code", text.line(row.name, 200)),
-        row.where() or "–",
+        row.model_copy(update={"step": 0}).where() or "–",
         el("code", text.line(row.reference, 200)),
         el("code", text.line(row.found, 200)),
         text.number(row.gap),

@@ -62,7 +62,7 @@ def link(to: str, name: str) -> Element:
 
 def pairs(rows: Iterable[tuple[str, Child]], class_: str | None = None) -> Element:
     """Names with their values."""
-    return el("dl", (part for name, value in rows for part in (el("dt", name), el("dd", value))), class_=class_)
+    return el("dl", (el("div", el("dt", name), el("dd", value)) for name, value in rows), class_=class_)
 
 
 def folded(title: Child | Iterable[Child], *content: Child | Iterable[Child]) -> Element:

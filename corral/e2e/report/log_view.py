@@ -1,4 +1,4 @@
-"""Logs on the page: one fold each, the one to read first open, its first error marked."""
+"""Logs on the page: a fold each, their first errors marked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from corral.e2e.report.story import Side
 
 LONGEST = 2_000  # characters of a line
 ALL = 6_000_000  # characters of all logs of the page
+BEFORE, AFTER = 14, 4  # lines of the excerpt
 
 
 class Budget:
@@ -22,23 +23,31 @@ class Budget:
         return self.left >= 0
 
 
-def logs(side: Side, name: str, passed: bool, budget: Budget) -> list[Child]:
-    """name: of the job, for the anchors. Those with errors take their room first."""
-    first = None if passed else side.failing_log()
+def excerpt(side: Side) -> Element | None:
+    """The lines around the first error of the log to read first."""
+    log = side.failing_log()
+    if log is None or log.error is None:
+        return None
+    near = [line for part in log.parts for line in part if line.number is not None]
+    lines = [line for line in near if -BEFORE <= (line.number or 0) - log.error <= AFTER]
+    shown = [_line(line, text.fit(line.text, LONGEST), line.number == log.error) for line in lines]
+    return el("pre", shown, class_="log excerpt", tabindex="0")
+
+
+def logs(side: Side, name: str, budget: Budget) -> list[Child]:
+    """name: of the job, for the anchors. The one to read first stands first, and those with errors take their room
+    before the others."""
+    first = side.failing_log() if any(log.error is not None for log in side.logs) else None
     ordered = sorted(side.logs, key=lambda log: (log is not first, log.error is None))
-    views = {log.source: _log(side, log, name, log is first, budget) for log in ordered}
-    parts: list[Child] = []
-    if not side.logs:
-        parts.append(el("p", "no log was recorded", class_="note"))
-    if first is not None:
-        parts.append(views[first.source])
+    views = {log.source: _log(side, log, name, budget) for log in ordered}
+    parts: list[Child] = [views[first.source]] if first is not None else []
     parts += [views[log.source] for log in side.logs if log is not first]
     if side.logs_note:
         parts.append(el("p", side.logs_note, class_="note"))
     return parts
 
 
-def _log(side: Side, log: Log, name: str, opened: bool, budget: Budget) -> Element:
+def _log(side: Side, log: Log, name: str, budget: Budget) -> Element:
     place = "driver" if log.rank is None else f"rank {log.rank} on node-{log.node}"
     title: list[Child] = [el("b", place), " ", el("span", text.size(log.size), class_="quiet")]
     if log.error is not None:
@@ -68,7 +77,6 @@ def _log(side: Side, log: Log, name: str, opened: bool, budget: Budget) -> Eleme
         below,
         class_="log-of",
         id=identity,
-        open="" if opened else None,
     )
 
 
@@ -83,4 +91,4 @@ def _gap(part: list[Line], shown_to: int) -> Element | None:
 
 def _line(line: Line, shown: str, error: bool) -> Element:
     number = "" if line.number is None else str(line.number)
-    return el("span", shown + "\n", class_="l e" if error else "l", data_n=number or None, id=None)
+    return el("span", shown + "\n", class_="l e" if error else "l", data_n=number or None)

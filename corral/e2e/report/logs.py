@@ -12,7 +12,7 @@ from corral.job.agent.output import OutputFile, output_files, read_regular
 from corral.job.core.first_error import FirstError
 
 MIB = 1 << 20
-HEAD, TAIL, AROUND = 60, 200, 40  # lines
+HEAD, TAIL, AROUND = 60, 200, 80  # lines
 MOST_LOGS = 130
 SCANNED = 16 * MIB  # bytes of one log that are searched; of a longer one the end is shown unsearched
 ALL_SCANNED = 128 * MIB

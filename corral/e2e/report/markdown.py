@@ -17,14 +17,13 @@ MOST_CHECKS, MOST_ROWS, LOG_LINES = 100, 40, 60
 _MARKS = {"equal": "✅", "differs": "❌", "first": "❌ first", "absent": "–"}
 
 
-def markdown(story: Story, findings: list[Finding], most: int = LIMIT) -> str:
+def markdown(story: Story, most: int = LIMIT) -> str:
     """The whole report in at most so many bytes: sections are left out from the end, and that is said."""
     parts = [_head(story)]
-    for part in (_failed(story), _preflight(findings), _parity(story), _log(story), _figures(story), _passed(story)):
-        if part:
-            parts.append(part)
+    parts += [_failed(story), _preflight(story.findings), _parity(story)]
+    parts += [_log(story), _figures(story), _passed(story)]
     shown, left_out, room = [], 0, most - 200
-    for at, part in enumerate(parts):
+    for at, part in enumerate(filter(None, parts)):
         room -= len(part.encode("utf-8", "replace")) + 1
         if room < 0 and at:
             left_out += 1

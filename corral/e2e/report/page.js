@@ -8,6 +8,12 @@
   const logs = [...document.querySelectorAll("details.log-of")].map((log) => ({
     log, lines: [...log.querySelectorAll(".l")], gaps: [...log.querySelectorAll(".gap")], open: log.open,
   }));
+  for (const { log } of logs) {
+    log.addEventListener("toggle", () => {
+      const error = log.querySelector(".e");
+      if (log.open && error) error.parentElement.scrollTop = error.offsetTop - error.parentElement.offsetTop - 160;
+    });
+  }
   let waiting = 0;
   const apply = () => {
     const wanted = input.value.toLowerCase();

@@ -8,19 +8,18 @@ from corral.e2e.report import facts, text
 from corral.e2e.report.comparison import comparison
 from corral.e2e.report.curves import curves
 from corral.e2e.report.html import Bad, Child, Element, document, el, folded, pairs, table
-from corral.e2e.report.log_view import Budget, logs
+from corral.e2e.report.log_view import Budget, excerpt, logs
 from corral.e2e.report.preflight import preflight
 from corral.e2e.report.records import read_json
 from corral.e2e.report.story import Story
 from corral.e2e.report.timeline import timeline
 from corral.e2e.result import Check
-from corral.findings import Finding
 
 MOST_CHECKS = 1_000
 
 
-def page(story: Story, findings: list[Finding]) -> str:
-    sections = _sections(story, findings)
+def page(story: Story) -> str:
+    sections = _sections(story)
     navigation = el("nav", (el("a", title, href=f"#{name}") for name, title, _ in sections), aria_label="Sections")
     body: list[Child] = [
         _head(story),
@@ -31,9 +30,9 @@ def page(story: Story, findings: list[Finding]) -> str:
     return document(f"{story.result.status} {text.line(story.result.case)}", [el("main", body)])
 
 
-def _sections(story: Story, findings: list[Finding]) -> list[tuple[str, str, list[Child]]]:
+def _sections(story: Story) -> list[tuple[str, str, list[Child]]]:
     """(anchor, title, content), what explains a failure before what describes the run."""
-    main, reference = story.main, story.reference
+    main, reference, findings = story.main, story.reference, story.findings
     checks = ("checks", "Checks", _checks(story))
     found = [("preflight", "Before the run", preflight(findings))] if findings else []
     parity = [("parity", "Parity", comparison(story.result.parity))] if story.result.parity is not None else []
@@ -76,6 +75,8 @@ def _head(story: Story) -> Element:
     if story.facts:
         facts_shown = ((fact.name, el("code", fact.value) if fact.code else fact.value) for fact in story.facts)
         lines.append(pairs(facts_shown, "facts"))
+        side = story.failing or story.main
+        lines.append(excerpt(side) if side is not None else None)
     return el("header", lines, class_="passed" if story.passed else "failed")
 
 
@@ -122,11 +123,12 @@ def _log_section(story: Story) -> tuple[str, str, list[Child]]:
         hidden="",
     )
     content: list[Child] = [search]
-    sides = [side for side in (story.failing, story.main, story.reference) if side is not None]
-    for side in dict.fromkeys(map(id, sides)):
-        one = next(other for other in sides if id(other) == side)
-        name = "reference" if one is story.reference else "job"
-        if story.reference is not None:
-            content.append(el("h3", "Reference job" if name == "reference" else "Job"))
-        content += logs(one, name, story.passed or one is not story.failing, budget)
+    sides = [side for side in (story.main, story.reference) if side is not None]
+    for side in sorted(sides, key=lambda side: side is not story.failing):
+        name = "reference" if side is story.reference else "job"
+        if len(sides) > 1:
+            content.append(el("h3", "Reference job" if side is story.reference else "Job"))
+        content += logs(side, name, budget)
+    if not any(side.logs for side in sides):
+        content = [el("p", "no log was recorded", class_="note")]
     return "logs", "Logs", content

@@ -7,8 +7,25 @@ from pathlib import Path
 
 from corral.e2e.report import text
 from corral.e2e.report.logs import Log, read_logs
-from corral.e2e.report.records import Steps, Trace, read_progress, read_steps, read_trace, records_of
+from corral.e2e.report.records import (
+    Steps,
+    Trace,
+    read_findings,
+    read_progress,
+    read_steps,
+    read_trace,
+    records_of,
+)
 from corral.e2e.result import Check, JobPart, Result
+from corral.findings import Finding, worst
+
+_CLASSES = {
+    "user": "the code or the data of the job",
+    "config": "the command was refused",
+    "infra": "a node, the cluster or the service; running it again is safe",
+    "timeout": "a deadline passed",
+    "cancel": "somebody stopped it",
+}
 
 
 @dataclass(frozen=True)
@@ -45,13 +62,15 @@ class Side:
 
 @dataclass(frozen=True)
 class Story:
-    """failing: the job that the failure is of, when it is one's. failed: the checks that are not as expected."""
+    """failing: the job that the failure is of, when it is one's. failed: the checks that are not as expected.
+    findings: of what was looked at before the run."""
 
     result: Result
     folder: Path
     main: Side | None
     reference: Side | None
     failing: Side | None
+    findings: list[Finding]
     facts: list[Fact]
 
     @property
@@ -72,8 +91,9 @@ def read_story(result: Result, folder: Path) -> Story:
     main = _side(folder, result.job, "job")
     reference = _side(folder, result.reference, "reference")
     failing = next((side for side in (main, reference) if side is not None and not side.ended_well), None)
-    facts = [] if result.status == "PASSED" else _facts(result, folder, failing)
-    return Story(result, folder, main, reference, failing, facts)
+    findings = read_findings(records_of(folder, result.job, "job"), result.job)
+    facts = [] if result.status == "PASSED" else _facts(result, folder, failing, findings)
+    return Story(result, folder, main, reference, failing, findings, facts)
 
 
 def _side(folder: Path, part: JobPart | None, default: str) -> Side | None:
@@ -85,12 +105,13 @@ def _side(folder: Path, part: JobPart | None, default: str) -> Side | None:
     return Side(part, name, read_steps(records), read_trace(records), logs, note)
 
 
-def _facts(result: Result, folder: Path, failing: Side | None) -> list[Fact]:
+def _facts(result: Result, folder: Path, failing: Side | None, findings: list[Finding]) -> list[Fact]:
     facts = [Fact("what", text.line(result.reason, 1000), True)]
     if result.failure_class:
-        facts.append(Fact("class", text.line(result.failure_class)))
+        meaning = _CLASSES.get(result.failure_class)
+        facts.append(Fact("class", text.line(result.failure_class, 80) + (f": {meaning}" if meaning else "")))
     if failing is not None:
-        facts += _facts_of_job(result, folder, failing)
+        facts += _facts_of_job(result, folder, failing, findings)
     elif result.parity is not None and result.parity.first is not None:
         first = result.parity.first
         facts += [Fact("where", text.line(first.where() or "the whole run")), Fact("phase", text.line(first.phase))]
@@ -104,12 +125,13 @@ def _facts(result: Result, folder: Path, failing: Side | None) -> list[Fact]:
     return facts
 
 
-def _facts_of_job(result: Result, folder: Path, side: Side) -> list[Fact]:
+def _facts_of_job(result: Result, folder: Path, side: Side, findings: list[Finding]) -> list[Fact]:
     verdict = side.part.verdict
     rank, node = verdict.get("failing_rank"), verdict.get("failing_node")
     places = [f"rank {rank}"] if type(rank) is int else []
     places += [f"node-{node}"] if type(node) is int else []
-    where = [" on ".join(places)] if places else []
+    bad = worst(findings)
+    where = [" on ".join(places)] if places else [bad.where()] if bad is not None and bad.where() else []
     where += ["in the reference run"] if side.part is result.reference else []
     facts = [Fact("where", ", ".join(where))] if where else []
     facts += _progress_facts(side, folder / side.folder, rank)
@@ -132,7 +154,8 @@ def _progress_facts(side: Side, records: Path, rank: object) -> list[Fact]:
         done = len(side.steps.rows)
         last = side.steps.rows[-1].get("step", float(done)) if done else 0.0
         facts.append(Fact("step", f"{last + 1:.0f} ({text.count(done, 'step')} recorded)"))
-    phase = read_progress(records, rank).get("method") if type(rank) is int else None
-    if isinstance(phase, str) and phase:
+    said = read_progress(records, rank) if type(rank) is int else {}
+    phase = said.get("method")
+    if isinstance(phase, str) and phase and said.get("state") != "idle":
         facts.append(Fact("phase", text.line(phase, 80), True))
     return facts

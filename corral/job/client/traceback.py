@@ -55,6 +55,10 @@ class Tracebacks:
                 return place
         return next(iter(self._found.values()), None)
 
+    def places(self) -> list[Place]:
+        """Of every source of output that left one, in the order in which their tracebacks ended."""
+        return list(self._found.values())
+
     def _member(self, path: str) -> str | None:
         parts = PurePosixPath(path).parts
         for start in range(len(parts)):
