@@ -42,6 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--light-runner", default="ubuntu-latest", metavar="LABEL", help="of the two small jobs (default: %(default)s)"
     )
+    where.add_argument(
+        "--environment", metavar="NAME", help="GitHub environment of the job, which may guard its secrets"
+    )
     where.add_argument("--image", metavar="I", help="container of the job; it has bash, curl, git and Corral")
     where.add_argument("--container-options", metavar="S", help="of that container, such as '--dns 10.0.0.2'")
     where.add_argument("--python", metavar="V", help="version to set up, or none (default: 3.11; none with --image)")
