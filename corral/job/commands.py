@@ -56,6 +56,12 @@ def _add_submit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     what.add_argument("--repository", metavar="OWNER/NAME", help="default: of the workflow in CI, else local/local")
     what.add_argument("--source", type=Path, metavar="DIR", help="default: the git working tree around this folder")
     what.add_argument("--no-source", action="store_true", help="send nothing; SCRIPT is a path the service knows")
+    what.add_argument(
+        "--preflight", action="store_true", help="check the nodes first, as `corral doctor` does; start only if all fit"
+    )
+    what.add_argument(
+        "--need", action="append", default=[], metavar="P", help="path that every node has to have (with --preflight)"
+    )
     limits = submit.add_argument_group("limits, in seconds or `none`")
     for kind, meaning in (
         ("queue", "until the job is admitted"),

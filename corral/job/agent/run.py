@@ -12,9 +12,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from corral.errors import ConfigError, CorralError, InfraError
-from corral.job.agent import source
+from corral.job.agent import preflight, source
 from corral.job.agent.attempt import Attempt
 from corral.job.agent.command import Command
 from corral.job.agent.heart import Heart
@@ -85,18 +86,17 @@ class _Agent:
     def _work(self) -> tuple[EndRecord, int]:
         started = time.time()
         try:
-            self._command = self._start()
-        except (ConfigError, InfraError) as error:
+            command = self._start()
+        except (ConfigError, InfraError, preflight.NotFit) as error:
             return self._failed(error, started), error.exit_code
+        self._begun(command)
         self._heart.tell("running")
         self._shipper.start()
-        if self._grace is not None:
-            self._command.stop(self._grace)
         scanner = Scanner(self._attempt, self._redactor)
-        while (code := self._command.wait(TICK)) is None:
+        while (code := command.wait(TICK)) is None:
             scanner.step(TICK)
         log.info("the command ended with %d", code)
-        trouble = self._command.sweep()
+        trouble = command.sweep()
         found = scanner.finish(HASTY_SCAN_BOUND if self._told else SCAN_BOUND) if code else None
         record = self._record(started).model_copy(
             update={
@@ -113,6 +113,7 @@ class _Agent:
             raise InfraError("the agent of this attempt was lost while its command ran")
         self._attempt.reserve()
         source.prepare(self._attempt)
+        self._check_nodes()
         if self._grace is not None:
             raise InfraError("stopped before the command started")
         self._attempt.run.mkdir(mode=0o700, exist_ok=True)
@@ -122,10 +123,37 @@ class _Agent:
         log.info("pid %d: %.2000s", command.pid, spec.command)
         return command
 
+    def _check_nodes(self) -> None:
+        spec = self._attempt.spec
+        if spec.preflight is None or self._grace is not None:
+            return
+        env = environment(self._attempt, os.environ)
+        try:
+            preflight.check(
+                self._attempt,
+                spec.preflight,
+                {name: value for name, value in env.items() if name not in spec.secrets},
+                self._begun,
+            )
+        finally:
+            self._command = None
+
+    def _begun(self, command: Command) -> None:
+        """What runs now is what a stop is for."""
+        self._command = command
+        if self._grace is not None:
+            command.stop(self._grace)
+
     def _failed(self, error: CorralError, started: float) -> EndRecord:
         message = self._redactor(" ".join(str(error).split()))
-        kind = "config" if isinstance(error, ConfigError) else "infra"
-        return self._record(started).model_copy(update={"failure": message, "kind": kind}).sealed()
+        update: dict[str, Any] = {
+            "failure": message,
+            "kind": "config" if isinstance(error, ConfigError) else "infra",
+        }
+        if isinstance(error, preflight.NotFit):
+            at = error.finding
+            update |= {"kind": at.kind, "failing_node": at.node, "failing_rank": at.rank}
+        return self._record(started).model_copy(update=update).sealed()
 
     def _record(self, started: float) -> EndRecord:
         spec = self._attempt.spec
@@ -152,8 +180,8 @@ class _Agent:
 
     def _stop(self, grace: float) -> None:
         self._grace = grace if self._grace is None else min(grace, self._grace)
-        if self._command is not None:
-            self._command.stop(grace)
+        if (command := self._command) is not None:
+            command.stop(grace)
 
     # Delivery -------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from corral.job.client.watch import Wanted
 from corral.job.protocol.submit import SubmitRequest, Submitted, Timeouts
 
 _PACKED_LATER = "0" * 64  # stands for the digest while everything else of a request is checked
+PREFLIGHT = 120.0  # seconds the checks of the nodes may take
 _SCRIPTS = (".sh", ".bash", ".py")
 _AFTER_SIGNAL = 2.0  # seconds that an answer to the submission may still take
 
@@ -145,12 +146,22 @@ def request_of(args: Namespace, workflow: github.Run | None, source: Listing | N
         "env": pairs(args.env, "--env"),
         "labels": pairs(args.label, "--label"),
         "secrets": args.secret,
+        "preflight": _preflight(args),
     }
     fields |= {name: value for name, value in given.items() if value not in (None, {}, [])}
     try:
         return SubmitRequest.model_validate(fields)
     except ValidationError as error:
         raise ConfigError(_problems(error)) from None
+
+
+def _preflight(args: Namespace) -> dict[str, Any] | None:
+    """Raises ConfigError for needs that nobody would look at."""
+    if args.need and not args.preflight:
+        raise ConfigError(f"--need {args.need[0]} is looked at by the checks of --preflight; give that too")
+    if not args.preflight:
+        return None
+    return {"paths": args.need, "timeout": PREFLIGHT}
 
 
 def pairs(texts: list[str], option: str) -> dict[str, str]:
@@ -191,7 +202,7 @@ async def _submit(
             await screen.print(f"would run: {shlex.join(answer.command)}")
             return 0
         with Interrupts() as interrupts:
-            job = await _post(api, request, key, interrupts)
+            job = await post(api, request, key, interrupts)
             if job is None:
                 assert interrupts.first is not None
                 screen.note("left before the service answered; the job may exist: see `corral jobs`")
@@ -208,8 +219,8 @@ async def _submit(
             return await attend(api, job.job_id, visit, screen, interrupts)
 
 
-async def _post(api: Api, request: SubmitRequest, key: str, interrupts: Interrupts) -> Submitted | None:
-    """None: a signal came, and no answer soon after it; with an answer the job can be cancelled by its name."""
+async def post(api: Api, request: SubmitRequest, key: str, interrupts: Interrupts) -> Submitted | None:
+    """Submit. None: a signal came, and no answer soon after it; with an answer the job can be cancelled by its name."""
     posting = asyncio.create_task(api.submit(request, key))
     signalled = asyncio.create_task(interrupts.wait())
     await asyncio.wait({posting, signalled}, return_when=asyncio.FIRST_COMPLETED)

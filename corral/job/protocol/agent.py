@@ -9,6 +9,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from corral.job.protocol.preflight import Preflight
+
 DRIVER = "driver"  # the source that is the command's own stdout and stderr, in the order they were written
 
 
@@ -19,6 +21,7 @@ class AgentSpec(BaseModel):
     absolute. bundle: digest that `source/` is unpacked from and checked against; None: no bundle. env: as asked for;
     secrets: resolved, added to env, and redacted from all output.
     script: file that has to be there before the command starts (after unpacking), for a clear message.
+    kind: of the devices. preflight: what the nodes are checked for before the command starts; None: not at all.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -35,6 +38,8 @@ class AgentSpec(BaseModel):
     bundle_path: str | None = None
     nodes: int
     devices_per_node: int
+    kind: Literal["auto", "cpu", "gpu", "npu"] = "auto"
+    preflight: Preflight | None = None
     env: dict[str, str] = Field(default_factory=dict)
     secrets: dict[str, str] = Field(default_factory=dict)
 

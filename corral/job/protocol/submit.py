@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from corral.job.protocol import names
+from corral.job.protocol.preflight import Preflight
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
 Text = Annotated[str, StringConstraints(max_length=1024)]
@@ -57,6 +58,7 @@ class SubmitRequest(BaseModel):
     worker_replicas: nodes, in the first protocol; `resources` wins when both are given and they agree or it is absent.
     lease: seconds without a client heartbeat after which the job is cancelled; None: it goes on without a client.
     secrets: names, resolved by the service when the job starts, never part of a payload.
+    preflight: check the nodes before the command starts, and fail the job where one is not fit; None: do not.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -81,6 +83,7 @@ class SubmitRequest(BaseModel):
     bundle: str | None = None
     secrets: list[str] = Field(default_factory=list, max_length=64)
     labels: dict[str, str] = Field(default_factory=dict, max_length=names.MAX_LABELS)
+    preflight: Preflight | None = None
     dry_run: bool = False
 
     @model_validator(mode="after")
@@ -98,7 +101,8 @@ class SubmitRequest(BaseModel):
 
     def digest(self) -> str:
         """Hex SHA-256 of the canonical JSON of all that decides what runs; equal requests have equal digests."""
-        content = self.model_dump(mode="json", exclude={"dry_run"})
+        later = {"preflight"} if self.preflight is None else set()  # stored digests know nothing of it
+        content = self.model_dump(mode="json", exclude={"dry_run", *later})
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def _bad_names(self) -> list[str]:

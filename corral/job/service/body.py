@@ -13,10 +13,11 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect
 
 from corral.job.protocol.agent import EndRecord, Heartbeat, LogBatch
+from corral.job.protocol.preflight import PreflightReport
 from corral.job.protocol.submit import SubmitRequest
 from corral.job.service.errors import Refusal, validation_line
 
-MODELS: tuple[type[BaseModel], ...] = (SubmitRequest, LogBatch, Heartbeat, EndRecord)
+MODELS: tuple[type[BaseModel], ...] = (SubmitRequest, LogBatch, Heartbeat, EndRecord, PreflightReport)
 SECONDS = 60.0  # for a JSON body to arrive
 DRAINED = 8 << 20  # read and dropped after a refusal, so that the client gets to read the answer
 

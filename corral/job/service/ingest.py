@@ -1,11 +1,16 @@
-"""Batches of log lines on their way into the store."""
+"""What agents say on its way into the store."""
 
 from __future__ import annotations
 
+import json
+
 from corral.job.protocol.agent import LogBatch
+from corral.job.protocol.preflight import PreflightReport
 from corral.job.service.errors import Refusal
+from corral.job.store.store import Store
 
 MAX_BODY = 4 << 20
+MAX_REPORT = 256 << 10
 MAX_LINE = 256 << 10  # bytes in UTF-8; agents split at 64 KiB
 MAX_NUMBER = 2**53
 
@@ -24,3 +29,10 @@ def check_batch(batch: LogBatch) -> None:
             raise Refusal(422, f"{place} has a line over {MAX_LINE} bytes or with a line break in it")
         if (chunk.source == "driver") != (chunk.rank is None):
             raise Refusal(422, f"{place}: the driver has no rank, every other source has one")
+
+
+def keep_report(job_id: str, report: PreflightReport, store: Store) -> None:
+    """Append an event for the first report of an attempt; an agent that saw no answer sends it again."""
+    kept = store.read(job_id, 0, types=frozenset({"preflight"}), max_bytes=MAX_BODY).data
+    if all(json.loads(line)["attempt"] != report.attempt for line in kept.splitlines()):
+        store.append(job_id, "preflight", report.event(), report.attempt)

@@ -40,6 +40,8 @@ def agent_spec(job: JobRecord, settings: Settings, token: str, bundle: Path | No
         bundle_path=None if bundle is None else str(bundle.absolute()),
         nodes=resources.nodes,
         devices_per_node=resources.accelerators_per_node,
+        kind=resources.kind,
+        preflight=request.preflight,
         env=request.env,
         secrets=read_secrets(request.secrets, settings.secrets_dir),
     )

@@ -9,11 +9,12 @@ from starlette.responses import JSONResponse, Response
 
 from corral.job.core.record import JobRecord
 from corral.job.protocol.agent import EndRecord, Heartbeat, LogBatch, Orders, Watermarks
+from corral.job.protocol.preflight import PreflightReport
 from corral.job.service.auth import AgentOf
 from corral.job.service.body import described, read_model
 from corral.job.service.context import Service, service_of
 from corral.job.service.errors import Refusal, answers
-from corral.job.service.ingest import MAX_BODY, check_batch
+from corral.job.service.ingest import MAX_BODY, MAX_REPORT, check_batch, keep_report
 from corral.job.store.errors import Ended, Misfit
 
 router = APIRouter(prefix="/api/v1/agent/{job_id}", tags=["agent"])
@@ -62,6 +63,19 @@ async def heartbeat(request: Request, job_id: AgentOf) -> Orders:
     heard = await read_model(request, Heartbeat, MAX_BODY)
     await _job(service, job_id, heard.attempt)
     return await service.runner.heartbeat(job_id, heard)
+
+
+@router.post("/preflight", status_code=204, responses=answers(404, 410, 413), openapi_extra=described(PreflightReport))
+async def preflight(request: Request, job_id: AgentOf) -> Response:
+    """What the checks of the nodes found; the first report of an attempt is kept."""
+    service = service_of(request)
+    report = await read_model(request, PreflightReport, MAX_REPORT)
+    await _job(service, job_id, report.attempt)
+    try:
+        await service.journal.write(keep_report, job_id, report, service.journal.store)
+    except Ended as error:
+        raise Refusal(410, f"job {job_id} is over; nothing more is stored of it") from error
+    return Response(status_code=204)
 
 
 @router.post("/end", status_code=204, responses=answers(404, 410, 413, 503), openapi_extra=described(EndRecord))
