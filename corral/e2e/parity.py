@@ -34,14 +34,12 @@ def compare(reference: Path, records: Path, parity: Parity, dump_to: Path) -> Pa
     """
     need_libraries()
     one, many = read_run(reference), read_run(records)
-    rows: list[ParityRow] = []
+    comparisons = list(_comparisons(one, many, parity))
+    rows = [comparison.row for comparison in comparisons]
     compared: dict[str, int] = {}
-    first: Comparison | None = None
-    for comparison in _comparisons(one, many, parity):
-        rows.append(comparison.row)
+    for comparison in comparisons:
         compared[comparison.row.phase] = compared.get(comparison.row.phase, 0) + comparison.numbers
-        if first is None and not comparison.row.ok:
-            first = comparison
+    first = next((comparison for comparison in comparisons if not comparison.row.ok), None)
     notes = [] if one.phases or many.phases else [ONLY_METRICS]
     if first is None:
         return ParityReport(rows=rows, compared=compared, hint="; ".join(notes))
@@ -51,8 +49,17 @@ def compare(reference: Path, records: Path, parity: Parity, dump_to: Path) -> Pa
     except OSError as error:
         dumped = None
         notes.append(f"both sides could not be kept in {dump_to}: {error.strerror}")
-    hint = "; ".join([*first.evidence, f"usual causes: {CAUSES[first.cause]}", *notes])
+    hint = "; ".join([*_evidence(first, comparisons), f"usual causes: {CAUSES[first.cause]}", *notes])
     return ParityReport(rows=rows, first=first.row, compared=compared, hint=hint, dumped=dumped)
+
+
+def _evidence(first: Comparison, comparisons: list[Comparison]) -> list[str]:
+    """Of the first difference; of a loss that differs also how its gradients do, which tells most."""
+    words = list(first.evidence)
+    if first.cause == "statistics":
+        name = first.row.name.replace("statistics", "gradients")
+        words += [w for c in comparisons if (c.row.step, c.row.name) == (first.row.step, name) for w in c.evidence]
+    return list(dict.fromkeys(words))
 
 
 def _comparisons(one: RunRecords, many: RunRecords, parity: Parity) -> Iterator[Comparison]:

@@ -13,6 +13,7 @@ from corral.e2e.parity_gap import numbers_equal
 from corral.e2e.parity_records import Array, Facts, Summary, UpdateRecord
 
 CONSTANT = 1e-6  # relative spread of ratios that are one factor
+SLIGHT = 1e-3  # a factor this near to 1 is rounding
 CLOSE = 0.3  # of a degree: each rank's own counts are about even
 MANY = 3  # groups of ranks among which one can stand out
 FAR = 8.0  # times the typical distance of a part from the median of all parts
@@ -57,7 +58,8 @@ def factor_words(ratios: Sequence[Ratio], facts: Facts, role: str) -> list[str]:
     typical = statistics.median(r.value for r in known)
     degrees = {"the sequence-parallel degree": facts.sp.get(role, 1), "the data-parallel degree": facts.dp.get(role, 1)}
     degrees["the world size"] = facts.world
-    if typical and all(abs(r.value / typical - 1) <= CONSTANT and r.off <= CONSTANT for r in known):
+    constant = all(abs(r.value - typical) <= CONSTANT * abs(typical) and r.off <= CONSTANT for r in known)
+    if constant and abs(typical - 1) > SLIGHT and typical:
         return [_factor(typical, degrees)]
     if all(r.off <= CLOSE for r in known):
         for what, degree in degrees.items():

@@ -39,8 +39,8 @@ class Spread:
         if hit == there:
             return ["they are on all ranks"]
         if len(hit) == 1:
-            mine = self.ranks == hit[0]
-            return [f"all of them were computed by {self._rank(hit[0])} ({int(mine.sum())} samples in all), no other"]
+            mine = int((self.ranks == hit[0]).sum())
+            return [f"all of them were computed by {self._rank(hit[0])}: {int(self.bad.sum())} of the {mine} it had"]
         nodes = {rank // self.facts.devices_per_node for rank in hit} if self.facts.devices_per_node else set()
         if len(nodes) == 1:
             return [f"all of them were computed on node {nodes.pop()}"]
