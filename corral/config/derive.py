@@ -194,6 +194,7 @@ def _trainer(config: Config, environ: Mapping[str, str], *, has_critic: bool) ->
         rollout_data_dir=local_path(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         cluster_wait=trainer.cluster_wait,
         record_phases=trainer.record_phases,
+        collective_check=trainer.collective_check,
         save_contents=tuple(config.actor_rollout_ref.actor.checkpoint.save_contents),
         resume_mode=trainer.resume_mode,
         resume_from_path=local_path(trainer.resume_from_path) if trainer.resume_from_path else None,

@@ -289,6 +289,7 @@ class TrainerPlan(Recorded):
     val_cost_rows: int  # a validation set above this many rows prints its estimated cost first (cpu)
     rollout_data_dir: str | None
     cluster_wait: float  # seconds to wait for the nodes and devices of a cluster that is joined
+    collective_check: bool = True  # before the models load, in a world of more than one rank
     record_phases: str = "none"  # none | summary | full: what each step leaves in phases/
     save_contents: tuple[str, ...] = ("model", "optimizer", "extra")  # and hf_model
     resume_mode: str = "disable"  # disable | auto | resume_path

@@ -228,6 +228,7 @@ def _running(plan: Plan) -> dict[str, str]:
     if plan.topology.world == 1:
         for block in (f"{_ACTOR}.fsdp_config", f"{_REF}.fsdp_config", "critic.fsdp"):
             out[f"{block}.reshard_after_forward"] = "a single rank holds whole parameters"
+        out["trainer.collective_check"] = "a single rank has nobody to talk to"
     if not plan.skip.enable:
         for name in ("project_name", "experiment_name"):
             out[f"trainer.{name}"] = "trainer.default_local_dir is set and skip.rollout is off"

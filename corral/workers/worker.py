@@ -25,6 +25,7 @@ from corral.engine.rank import Rank
 from corral.engine.recorded import RecordedTensor
 from corral.rollout.base import Completion, Request
 from corral.rollout.native import NativeEngine
+from corral.workers.collective_check import check_collectives
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Worker:
         self.rank = rank
         self.plan = plan
         self.phases: list[Phase] = []
+        if rank.world > 1 and plan.trainer.collective_check:
+            self._check_collectives()
         with self._phase("build"):
             self.engines = {
                 role: Engine(engine_plan, rank, horizon=horizon)
@@ -79,6 +82,15 @@ class Worker:
         self.rollout: NativeEngine | None = None
         built = ", ".join(f"{role} {size / 1e6:.2f} M parameters" for role, size in sizes.items())
         self._say(f"rank {rank.rank} of {rank.world}: built {built}")
+
+    def _check_collectives(self) -> None:
+        """Before anything is loaded, so that a bad node costs seconds and has a name."""
+        facts = {"dtype": f"{self.plan.actor.master_dtype}, {self.plan.actor.compute_dtype}"}
+        devices, run_dir = self.plan.topology.devices_per_node, self.plan.trainer.run_dir
+        with self._phase("collective_check"):
+            found = check_collectives(self.rank, devices, run_dir, facts=facts)
+        pairs = sum(finding.check == "pair" for finding in found)
+        self._say(f"rank {self.rank.rank}: collectives are right, none of {pairs} pairs is slow; checked")
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -181,6 +181,7 @@ def test_reasons_name_keys_that_exist(base):
         (f"{ACTOR}.optim.num_cycles", "1", [f"{ACTOR}.optim.lr_scheduler_type=linear"], "cosine"),
         (f"{ARR}.model.override_config.attn_implementation", "eager", [], "engine"),
         ("trainer.cluster_wait", "5", [], "RAY_ADDRESS"),
+        ("trainer.collective_check", "False", [], "single rank"),
         ("critic.fsdp.use_torch_compile", "True", [], "no log-probs"),
         (f"{ROLLOUT}.seed", "3", [f"{ROLLOUT}.do_sample=False"], "nothing is drawn"),
         ("reward.custom_reward_function.name", "mine", [], "path is not set"),

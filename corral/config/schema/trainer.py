@@ -54,6 +54,11 @@ class Trainer(Section):
         "What each step leaves in phases/ of the run folder. none; summary: its samples, what was computed for them, "
         "norms of gradients and weights; full: the gradients and weights themselves too.",
     )
+    collective_check: bool = key(
+        True,
+        "With more than one rank, before a model is loaded: check the collectives and measure every pair of ranks, and "
+        "end with the name of what is wrong or slow. What was found is in collective.json of the run folder.",
+    )
     cluster_wait: float = key(
         120.0, "How long to wait for the nodes and devices of a cluster that is joined.", "seconds"
     )
