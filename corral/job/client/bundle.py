@@ -84,8 +84,7 @@ class _Hashing:
 def _write(listing: Listing, stream: gzip.GzipFile) -> list[str]:
     members = []
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for path in listing.paths:
-            full = listing.root / path
+        for path, full in listing.files().items():
             entry = tarfile.TarInfo(path)  # times, uid and gid are 0
             try:
                 if full.is_symlink():
@@ -111,8 +110,7 @@ def _check_size(listing: Listing, budget: Budget) -> None:
 
 
 def _sizes(listing: Listing) -> Iterator[tuple[str, int]]:
-    for path in listing.paths:
-        full = listing.root / path
+    for path, full in listing.files().items():
         if full.exists():
             yield path, full.lstat().st_size
 

@@ -22,12 +22,17 @@ _LEFT_OUT_DIRS = frozenset({"__pycache__", "node_modules"})
 @dataclass
 class Listing:
     """paths: relative to root, POSIX, sorted, regular files and symbolic links that stay inside.
-    notices: one line each, about what was left out."""
+    notices: one line each, about what was left out. placed: further files, by their path in the source."""
 
     root: Path
     paths: list[str]
     in_git: bool
     notices: list[str] = field(default_factory=list)
+    placed: dict[str, Path] = field(default_factory=dict)
+
+    def files(self) -> dict[str, Path]:
+        """Path in the source → file on this disk, sorted."""
+        return dict(sorted(({path: self.root / path for path in self.paths} | self.placed).items()))
 
 
 def source_root(folder: Path | None) -> Path:

@@ -34,9 +34,11 @@ class Screen(Protocol):
 class Writer:
     """Writes in a thread of its own, in order: a reader that stops must not stop signals, heartbeats and the stream's
     keep-alives. What a stdout that is closed (`| head`) or full refuses is dropped, and `closed` is called once, from
-    that thread: a job goes on, and has a verdict, whatever becomes of its reader."""
+    that thread: a job goes on, and has a verdict, whatever becomes of its reader. copy: a descriptor that gets all of
+    it too."""
 
-    def __init__(self) -> None:
+    def __init__(self, copy: int | None = None) -> None:
+        self._copy = copy
         self.closed: Callable[[], object] = lambda: None
         self.failed: str | None = None  # why stdout took no more, unless its reader left
         self._thread = ThreadPoolExecutor(1, "corral-show")
@@ -48,21 +50,29 @@ class Writer:
     def write_soon(self, pieces: Iterable[Piece]) -> None:
         self._thread.submit(self._write, list(pieces))
 
+    def flush(self) -> None:
+        """Wait until all of it is written; for those who do not run in a loop."""
+        self._thread.submit(lambda: None).result()
+
     def _write(self, pieces: list[Piece]) -> None:
         for fd, text in pieces:
-            if fd in self._gone:
-                continue
-            data = memoryview(text.encode("utf-8", "replace"))
-            try:
-                while data:
-                    data = data[os.write(fd, data) :]
-            except OSError as error:
-                self._gone.add(fd)
-                if fd == OUT:
-                    if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
-                        self.failed = f"cannot write to stdout: {error.strerror}"
-                        self._write([(ERR, f"-- {self.failed}; the rest is not shown\n")])
-                    self.closed()
+            data = text.encode("utf-8", "replace")
+            for place in (fd, self._copy):
+                if place is not None and place not in self._gone:
+                    self._write_to(place, data)
+
+    def _write_to(self, fd: int, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(fd, left) :]
+        except OSError as error:
+            self._gone.add(fd)
+            if fd == OUT:
+                if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: the terminal is gone
+                    self.failed = f"cannot write to stdout: {error.strerror}"
+                    self._write([(ERR, f"-- {self.failed}; the rest is not shown\n")])
+                self.closed()
 
 
 class PlainScreen:
