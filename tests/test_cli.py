@@ -159,7 +159,17 @@ def test_an_option_among_the_keys():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["plan"], ["plan", "--json"], ["config"], ["config", "--markdown"], ["--help"], ["data", "--help"]]
+    "arguments",
+    [
+        ["plan"],
+        ["plan", "--json"],
+        ["config"],
+        ["config", "--markdown"],
+        ["--help"],
+        ["data", "--help"],
+        ["e2e", "--help"],
+        ["e2e", "list"],
+    ],
 )
 def test_light_commands_import_nothing_heavy(run_keys, arguments):
     code = (
