@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import sys
 import time
 from pathlib import Path
 
@@ -32,5 +34,11 @@ class Progress:
 
     def _write(self, method: str, state: str) -> None:
         record = {"rank": self._rank, "node": self._node, "pid": os.getpid(), "method": method}
-        record |= {"calls": self._calls, "state": state, "time": time.time()}
+        record |= {"calls": self._calls, "state": state, "time": time.time(), "peak_memory_gib": peak_memory_gib()}
         atomic.write_text(self.path, json.dumps(record) + "\n")
+
+
+def peak_memory_gib() -> float:
+    """Most memory of the machine that this process had at a time, with what it shares with others."""
+    unit = 1 if sys.platform == "darwin" else 1 << 10  # bytes, of what the system counts in
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

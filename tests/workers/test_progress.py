@@ -1,0 +1,30 @@
+"""What a rank says of itself while it works."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+_MEMORY = """
+import sys
+from pathlib import Path
+from corral.workers.progress import Progress
+progress = Progress(Path(sys.argv[1]), 0, 0)
+progress.start("small")
+print(progress.path.read_text(), flush=True)
+taken = bytearray(200 << 20)
+del taken
+progress.end("large", "idle")
+print(progress.path.read_text(), flush=True)
+"""
+
+
+def test_the_most_memory_it_had_is_kept_after_it_was_given_back(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", _MEMORY, str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    before, after = (json.loads(line)["peak_memory_gib"] for line in done.stdout.splitlines() if line)
+    assert 0.005 < before < 1
+    assert 0.19 < after - before < 0.3  # 200 MiB
