@@ -89,9 +89,10 @@ def _phases(step: int, one: RunRecords, many: RunRecords, parity: Parity) -> Ite
         yield failing(step, "samples", "phase records", *texts)
         return
     here, there = sides
-    yield from compare_samples(step, here, there, many.facts, parity)
-    yield from compare_updates(step, here, there, many.facts, parity)
-    yield from compare_weights(step, here, there, many.facts, parity)
+    facts = max(one.facts, many.facts, key=lambda facts: facts.world)
+    yield from compare_samples(step, here, there, facts, parity)
+    yield from compare_updates(step, here, there, facts, parity)
+    yield from compare_weights(step, here, there, facts, parity)
 
 
 def parity_checks(report: ParityReport) -> list[Check]:

@@ -54,7 +54,12 @@ def compare_metrics(step: int, here: dict[str, Any], there: dict[str, Any], pari
 
 
 def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _relative(a: float, b: float) -> list[str]:

@@ -78,7 +78,7 @@ class PhaseRecords:
         tensors_file = index_file.with_suffix(".safetensors")
         try:
             self.index = _Index.model_validate(json.loads(index_file.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise Unreadable(f"{index_file.name} cannot be read: {_reason(error)}") from None
         if self.index.version != 1:
             raise Unreadable(f"{index_file.name} is of version {self.index.version}; this Corral reads version 1")
@@ -100,7 +100,7 @@ class PhaseRecords:
             array: Array = self._file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise Unreadable(f"{name} cannot be read: {_reason(error)}") from None
-        except TypeError:
+        except (TypeError, AttributeError):
             kind = self._file.get_slice(name).get_dtype()
             raise Unreadable(
                 f"{name} is of type {kind}, which cannot be compared; train in float32 or float64"
@@ -171,7 +171,7 @@ def _metrics(file: Path, trouble: list[str]) -> dict[int, dict[str, Any]]:
         try:
             values = json.loads(line)
             steps[int(values["step"])] = {name: value for name, value in values.items() if name != "step"}
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             trouble.append(f"metrics.jsonl: line {number} of {len(lines)} cannot be read")
     if not steps:
         trouble.append("metrics.jsonl holds no step")
@@ -186,10 +186,10 @@ def _facts(file: Path) -> Facts:
         return Facts(
             world=int(plan["topology"]["world"]),
             devices_per_node=int(plan["topology"]["devices_per_node"]),
-            sp={role: int(engine["sp"]) for role, engine in roles.items()},
-            dp={role: int(engine["dp"]) for role, engine in roles.items()},
+            sp={role: max(1, int(engine["sp"])) for role, engine in roles.items()},
+            dp={role: max(1, int(engine["dp"])) for role, engine in roles.items()},
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return Facts()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from corral.e2e.case import Parity
 from corral.e2e.parity_gap import Comparison, Gap, failing, gap
@@ -57,7 +58,8 @@ class Samples:
         if role is None or self.records.index.world == 1 or name not in self.records:
             return None
         ranks = self.records.tensor(name)
-        return ranks if ranks.shape == self.row.shape and bool((ranks >= 0).all()) else None
+        known = ranks.shape == self.row.shape and ranks.dtype.kind == "i" and bool((ranks >= 0).all())
+        return ranks if known else None
 
 
 def read_samples(records: PhaseRecords) -> Samples:
@@ -65,10 +67,13 @@ def read_samples(records: PhaseRecords) -> Samples:
     import numpy as np
 
     arrays = {name: records.tensor(name) for name in LAYOUT}
+    for name, array in arrays.items():
+        if array.dtype.kind != "i" or array.ndim != 1:
+            raise Unreadable(f"{name} is no list of whole numbers")
     offsets = {}
     for kind in ("prompt", "response"):
         lengths, ids = arrays[f"{kind}_lengths"], arrays[f"{kind}_ids"]
-        if lengths.shape != arrays["row"].shape or bool((lengths < 0).any()) or int(lengths.sum()) != ids.size:
+        if lengths.shape != arrays["row"].shape or _strange(lengths, ids.size):
             raise Unreadable(f"{kind}_lengths do not fit {kind}_ids")
         offsets[kind] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     if any(arrays[name].shape != arrays["row"].shape for name in ("sample_index", "group")):
@@ -83,6 +88,10 @@ def read_samples(records: PhaseRecords) -> Samples:
         response_ids=arrays["response_ids"],
         response_offsets=offsets["response"],
     )
+
+
+def _strange(lengths: Array, tokens: int) -> bool:
+    return bool((lengths < 0).any() or (lengths > tokens).any()) or int(lengths.sum()) != tokens
 
 
 def compare_samples(
@@ -123,6 +132,19 @@ class _Step:
     facts: Facts
     parity: Parity
 
+    @cached_property
+    def same(self) -> Array:
+        """[S] bool: samples whose responses are the same, token by token."""
+        import numpy as np
+
+        return np.array([np.array_equal(self.here.response(i), self.there.response(i)) for i in range(len(self.here))])
+
+    @property
+    def split(self) -> Samples:
+        """The side whose ranks are named."""
+        worlds = [side.records.index.world for side in (self.here, self.there)]
+        return self.there if worlds[1] >= worlds[0] else self.here
+
     def whole(self, name: str, kind: str, role: str | None) -> Comparison:
         """Token ids of every prompt, or response; with a prompt goes which sample it is."""
         import numpy as np
@@ -138,7 +160,7 @@ class _Step:
             ]
             numbers = here.prompt_ids.size
         else:
-            differs = [not np.array_equal(here.response(i), there.response(i)) for i in range(len(here))]
+            differs = list(~self.same)
             numbers = here.response_ids.size
         bad = np.array(differs, dtype=bool)
         first = int(bad.argmax())
@@ -174,7 +196,7 @@ class _Step:
         if a.shape != (sizes[0],) or b.shape != (sizes[1],):
             yield failing(self.step, phase, name, f"{sizes[0]} and {sizes[1]} entries", f"{a.shape} and {b.shape}")
             return
-        same = np.array([np.array_equal(self.here.response(i), self.there.response(i)) for i in range(len(self.here))])
+        same = self.same
         kept, of_sample = [same, same], np.arange(len(self.here))
         if per_token:
             kept = [_of_tokens(same, side) for side in (self.here, self.there)]
@@ -215,7 +237,8 @@ class _Step:
         numbers: int,
     ) -> Comparison:
         differs = bool(bad.any())
-        ranks = self.there.ranks(role)
+        ranks = self.split.ranks(role)
+        told = differs or bool(gap)
         row = ParityRow(
             step=self.step,
             phase=phase,
@@ -225,12 +248,12 @@ class _Step:
             gap=gap,
             ok=not differs,
             rank=int(ranks[sample]) if differs and ranks is not None else None,
-            row=int(self.here.row[sample]),
-            sample=int(self.here.sample_index[sample]),
+            row=int(self.here.row[sample]) if told else None,
+            sample=int(self.here.sample_index[sample]) if told else None,
         )
         evidence = []
         if differs:
-            updates = self.there.records.index.updates
+            updates = self.split.records.index.updates
             evidence = Spread(bad, self.here.row, ranks, role or "", self.facts, updates).words()
         return Comparison(row, numbers, cause=name, evidence=evidence, tensors=(name,))
 
