@@ -20,7 +20,7 @@ def read_metrics(records: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(read_text(records, "metrics.jsonl").splitlines(), start=1):
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_int=_int)
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
@@ -77,6 +77,11 @@ def _trend(name: str, rows: list[Row], way: str) -> Check:
     ok = last > first if way == "rises" else last < first
     found = f"{first:g} to {last:g} (means of the first and the last {third} of {len(rows)} lines)"
     return Check(group="metrics", name=name, expected=way, found=found, ok=ok)
+
+
+def _int(digits: str) -> int | float:
+    """An integer that no float can hold is infinite."""
+    return int(digits) if len(digits) < 300 else float(digits)
 
 
 def _is_number(value: object) -> bool:

@@ -55,8 +55,10 @@ def equal(group: Group, name: str, expected: object, found: object, remark: str 
     """Equal and of one kind. remark: shown after what was found, when it is not."""
     # 1 == True in Python; a plan that says true where 1 is expected is wrong.
     ok = expected == found and isinstance(expected, bool) == isinstance(found, bool)
-    plain = isinstance(expected, str) and isinstance(found, str)  # "8" and 8 have to look different
-    words = [str(value) if plain else word(value) for value in (expected, found)]
+    plain = isinstance(expected, str) and (
+        isinstance(found, str) or found is ABSENT
+    )  # "8" and 8 have to look different
+    words = [value if plain and isinstance(value, str) else word(value) for value in (expected, found)]
     return Check(group=group, name=name, expected=words[0], found=words[1] + ("" if ok else remark), ok=ok)
 
 
