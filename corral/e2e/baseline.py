@@ -100,7 +100,7 @@ def _check(name: str, within: Tolerance, baseline: Baseline, rows: list[Row]) ->
 
 
 def difference(step: int, agreed: float | None, present: float | None, within: Tolerance) -> str:
-    """What is wrong at one step, or "". agreed and present: the baseline's value and the run's, None where it has none."""
+    """What is wrong at one step, or "". agreed: the baseline's value; present: the run's; None where there is none."""
     if agreed is None:
         return f"step {step}: {_shown(present)}, the baseline has no such step"
     if present is None:

@@ -36,6 +36,7 @@ def recorded(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> set[st
         "trainer.test_freq=1",
         "trainer.val_before_train=False",
         "trainer.save_freq=1",
+        "trainer.record_phases=summary",
         "algorithm.use_kl_in_reward=True",
         "actor_rollout_ref.actor.use_kl_loss=True",
         "actor_rollout_ref.actor.calculate_entropy=True",

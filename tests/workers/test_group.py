@@ -76,6 +76,37 @@ def test_results_come_back_in_the_order_of_the_batch(lengths, split, limits):
     assert torch.equal(got, batch.response_ids.double() ** 2)
 
 
+class Places(Squares):
+    """Answers with its own number."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def infer(self, role: str, share: Share, temperature: float, *asked: bool) -> dict[str, torch.Tensor]:
+        return {"values": torch.full_like(share.batch.response_ids, self.rank)}
+
+    def generate(self, requests: Sequence[Request], sampling: Any, step: int) -> list[Completion]:
+        return [Completion((self.rank,), (0.0,), "stop") for _ in requests]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 30)), min_size=1, max_size=20),
+    split=st.sampled_from([(1, 1), (2, 1), (4, 2), (8, 2), (3, 1)]),
+)
+def test_who_computes_a_sample_is_known(lengths, split):
+    world, sp = split
+    plan = tiny_plan(world=world, sp=sp)
+    launcher = OneByOne(world)
+    launcher.workers = [Places(rank) for rank in range(world)]
+    group, batch = WorkerGroup(launcher, plan), make_batch(lengths)
+    values = group.infer("critic", batch)["values"]
+    assert group.inference_ranks("critic", batch) == values[batch.response_offsets[:-1]].tolist()
+    requests = [Request((1,), row, 0) for row in range(len(batch))]
+    made = group.generate(requests, plan.rollout.sampling, 1)
+    assert group.replica_ranks(len(batch)) == [completion.token_ids[0] for completion in made]
+
+
 @given(count=st.integers(0, 30), world=st.integers(1, 8))
 def test_completions_come_back_in_the_order_of_the_requests(count, world):
     requests = [Request((1,), row, 0) for row in range(count)]
