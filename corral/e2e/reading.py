@@ -53,11 +53,9 @@ def read_trace(records: Path) -> list[dict[str, Any]]:
 
 def equal(group: Group, name: str, expected: object, found: object, remark: str = "") -> Check:
     """Equal and of one kind. remark: shown after what was found, when it is not."""
-    # 1 == True in Python; a plan that says true where 1 is expected is wrong.
+    # 1 == True in Python; a plan that says true where 1 is expected is wrong. In a report, "8" and 8 look different.
     ok = expected == found and isinstance(expected, bool) == isinstance(found, bool)
-    plain = isinstance(expected, str) and (
-        isinstance(found, str) or found is ABSENT
-    )  # "8" and 8 have to look different
+    plain = isinstance(expected, str) and (isinstance(found, str) or found is ABSENT)
     words = [value if plain and isinstance(value, str) else word(value) for value in (expected, found)]
     return Check(group=group, name=name, expected=words[0], found=words[1] + ("" if ok else remark), ok=ok)
 
