@@ -123,22 +123,31 @@ def rollouts_in(case: Case, root: Path, say: Say | None = None) -> Path | None:
 
 def publish_rollouts(case: Case, root: Path, recorded: Path) -> Path | None:
     """Keep what a run recorded for later ones; one of two runs that end at once does. None when a step is missing from
-    the recording, or a whole one is there already. Raises InfraError."""
+    the recording, or a whole one is there already. The folders of the steps may lie below folders named by the run;
+    they keep their place. Raises InfraError."""
     assert case.rollouts is not None
-    folder = rollouts_folder(case, root)
-    if not all((recorded / str(step)).is_dir() for step in case.rollouts.steps):
+    folder, steps = rollouts_folder(case, root), [str(step) for step in case.rollouts.steps]
+    at = _folder_of(steps, recorded)
+    if at is None:
         return None
     try:
         with _lock(folder, 60.0, None):
             if not damage_of(folder):
                 return None
             with _replaced(folder) as partial:
-                for step in case.rollouts.steps:
-                    shutil.copytree(recorded / str(step), partial / str(step))
+                for step in steps:
+                    shutil.copytree(recorded / at / step, partial / at / step)
                 seal(partial, {"recorded by": f"case {case.name}"})
     except OSError as error:
         raise InfraError(f"cannot keep rollouts in {folder.parent}: {error.strerror or error}") from error
     return folder
+
+
+def _folder_of(steps: list[str], recorded: Path) -> Path | None:
+    """The outermost folder that has all of them, relative to the recording."""
+    folders = [recorded, *(folder for folder in recorded.rglob("*") if folder.is_dir())]
+    whole = [folder for folder in folders if all((folder / step).is_dir() for step in steps)]
+    return min(whole, key=lambda folder: len(folder.parts)).relative_to(recorded) if whole else None
 
 
 def _key(identity: object) -> str:
