@@ -14,7 +14,8 @@ from corral.e2e.parity_records import Array, Facts, Summary, UpdateRecord
 
 CONSTANT = 1e-6  # relative spread of ratios that are one factor
 SLIGHT = 1e-3  # a factor this near to 1 is rounding
-CLOSE = 0.3  # of a degree: each rank's own counts are about even
+NEAR = 0.05  # of a degree: a mean of means, of ranks whose means are about alike
+UNEVEN = 0.5  # of a tensor that no one factor explains, yet is mostly larger or smaller
 MANY = 3  # groups of ranks among which one can stand out
 FAR = 8.0  # times the typical distance of a part from the median of all parts
 
@@ -56,29 +57,49 @@ def factor_words(ratios: Sequence[Ratio], facts: Facts, role: str) -> list[str]:
     if not known or len(known) < len(ratios) / 2:
         return []
     typical = statistics.median(r.value for r in known)
-    degrees = {"the sequence-parallel degree": facts.sp.get(role, 1), "the data-parallel degree": facts.dp.get(role, 1)}
-    degrees["the world size"] = facts.world
     constant = all(abs(r.value - typical) <= CONSTANT * abs(typical) and r.off <= CONSTANT for r in known)
     if constant and abs(typical - 1) > SLIGHT and typical:
-        return [_factor(typical, degrees)]
-    if all(r.off <= CLOSE for r in known):
-        for what, degree in degrees.items():
-            for times in (float(degree), 1 / degree):
-                if degree > 1 and abs(typical / times - 1) <= CLOSE:
-                    return [
-                        f"about {_number(times)} times the reference, but not one factor: near {what}, so each rank "
-                        "seems to divide by counts of its own"
-                    ]
+        return [_factor(typical, degrees(facts, role))]
+    if statistics.median(r.off for r in known) <= UNEVEN and typical > 0 and abs(math.log(typical)) > UNEVEN:
+        return [f"about {typical:.2g} times the reference, but by no one factor"]
     apart = statistics.median(r.apart for r in known)
     kind = "bfloat16 or float16" if 2e-4 <= apart <= 3e-2 else "float32" if 1e-9 <= apart <= 1e-5 else ""
     return [f"typically by {apart:.0e} of their size{f', as rounding to {kind} would' if kind else ''}"]
 
 
-def _factor(typical: float, degrees: dict[str, int]) -> str:
+def statistics_words(reference: UpdateRecord, found: UpdateRecord, facts: Facts) -> list[str]:
+    """Words on a mean that has become about as many times larger, or smaller, as there are ranks of one kind.
+
+    Only of statistics to which no two ranks add with different signs: of the others a ratio says nothing.
+    """
+    here, there = reference.sums(), found.sums()
+    for name in here.keys() & there.keys():
+        parts = [part.stats.get(name, 0.0) for part in found.parts]
+        one_sign = all(part >= 0 for part in parts) or all(part <= 0 for part in parts)
+        if not (one_sign and here[name] and math.isfinite(there[name] / here[name])):
+            continue
+        ratio = there[name] / here[name]
+        for what, degree in degrees(facts, found.role).items():
+            if degree > 1 and any(abs(ratio / times - 1) <= NEAR for times in (degree, 1 / degree)):
+                told = f"{name} is {_number(ratio)} times the reference, near {what}"
+                return [f"{told}: each rank seems to divide by counts of its own"]
+    return []
+
+
+def degrees(facts: Facts, role: str) -> dict[str, int]:
+    """By name, the numbers that a factor may turn out to be."""
+    return {
+        "the sequence-parallel degree": facts.sp.get(role, 1),
+        "the data-parallel degree": facts.dp.get(role, 1),
+        "the world size": facts.world,
+    }
+
+
+def _factor(typical: float, known: dict[str, int]) -> str:
     larger, smaller = ("found", "reference") if abs(typical) > 1 else ("reference", "found")
     size = abs(typical) if abs(typical) > 1 else 1 / abs(typical)
     text = f"one factor explains all: {larger} = {_number(math.copysign(size, typical))} * {smaller}"
-    names = [what for what, degree in degrees.items() if degree > 1 and math.isclose(size, degree, rel_tol=CONSTANT)]
+    names = [what for what, degree in known.items() if degree > 1 and math.isclose(size, degree, rel_tol=CONSTANT)]
     return f"{text}, exactly {' and '.join(names)}" if names else text
 
 

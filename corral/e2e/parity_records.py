@@ -58,6 +58,11 @@ class UpdateRecord(BaseModel):
     def name(self) -> str:
         return f"{self.role}/{self.k}"
 
+    def sums(self) -> dict[str, float]:
+        """Statistics of the mini-batch: the sums over all ranks."""
+        names = dict.fromkeys(name for part in self.parts for name in part.stats)
+        return {name: sum(part.stats.get(name, 0.0) for part in self.parts) for name in names}
+
 
 class _Index(BaseModel):
     version: int

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from corral.e2e.case import Parity
-from corral.e2e.parity_factor import Ratio, factor_words, parts_words
+from corral.e2e.parity_factor import Ratio, factor_words, parts_words, statistics_words
 from corral.e2e.parity_gap import Comparison, distance, failing, numbers_equal, tensor_gap
 from corral.e2e.parity_records import Facts, PhaseRecords, Summary, Unreadable, UpdateRecord
 from corral.e2e.result import ParityRow
@@ -52,8 +52,8 @@ class _Sides:
         rows = [str(sorted(u.rows)) for u in (a, b)]
         yield self._texts(f"{a.name}/mini-batch", *rows, numbers=len(a.rows), cause="mini-batch")
         yield from self._numbers(f"{a.name}/denominators", a.denominators, b.denominators, "denominators", [])
-        parts = parts_words(a, b, self.facts.sp.get(a.role, 1), self.parity)
-        yield from self._numbers(f"{a.name}/statistics", _sums(a), _sums(b), "statistics", parts)
+        parts = statistics_words(a, b, self.facts) + parts_words(a, b, self.facts.sp.get(a.role, 1), self.parity)
+        yield from self._numbers(f"{a.name}/statistics", a.sums(), b.sums(), "statistics", parts)
         for gradients in self.tensors(
             "gradients", f"{a.name}/gradients", f"gradients/{a.name}/", a.gradients, b.gradients
         ):
@@ -198,12 +198,6 @@ class _Worst:
     @property
     def _key(self) -> tuple[bool, float]:
         return not self.ok, math.inf if self.width is None else self.width
-
-
-def _sums(update: UpdateRecord) -> dict[str, float]:
-    """Statistics of the mini-batch: the sums over all ranks."""
-    names = dict.fromkeys(name for part in update.parts for name in part.stats)
-    return {name: sum(part.stats.get(name, 0.0) for part in update.parts) for name in names}
 
 
 def _ordered(here: Sequence[Summary], params: set[str]) -> list[str]:

@@ -68,7 +68,7 @@ FAULTS = {
         ),
         "gradients",
         "actor/0/statistics",
-        hints=("near the data-parallel degree", "divide by counts of its own"),
+        hints=("near the data-parallel degree", "divide by counts of its own", "but by no one factor"),
     ),
     "SP gradient off by the SP factor": Fault(
         (Change("engine/engine.py", "* self.parallel.world", "* self.plan.dp"),),

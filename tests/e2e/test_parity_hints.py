@@ -101,7 +101,7 @@ def scaled(*factors: float) -> Change:
         ((0.125,) * 3, "reference = 8 * found, exactly the world size"),
         ((-1.0,) * 3, "reference = -1 * found"),
         ((3.0,) * 3, "one factor explains all: found = 3 * reference;"),
-        ((3.7, 4.1, 4.4), "about 4 times the reference, but not one factor: near the data-parallel degree"),
+        ((3.7, 4.1, 4.4), "about 4.1 times the reference, but by no one factor"),
         ((1 + 1e-7, 1 + 2e-7, 1 + 3e-7), "rounding to float32"),
         ((1.0, 1.0, 5.0), "1 of 3 tensors differ (head.weight)"),
     ],
@@ -128,15 +128,17 @@ def test_a_rank_whose_part_stands_out(reference: Path, tmp_path: Path):
     assert "of loss stands out" not in report.hint  # the parts of all ranks are others
 
 
-def test_of_a_loss_that_differs_the_gradients_are_told_as_well(reference: Path, tmp_path: Path):
+def test_a_mean_that_each_rank_takes_over_its_own_tokens(reference: Path, tmp_path: Path):
     def change(step: Step) -> None:
-        scaled(3.9, 4.0, 4.2)(step)
-        step.update("actor", 0)["parts"][0]["stats"]["loss"] += 1
+        scaled(3.1, 4.5, 6.2)(step)
+        for part in step.update("actor", 0)["parts"]:
+            part["stats"]["share"] *= 4.1
 
     report = compare(reference, write_run(tmp_path / "many", change, steps=1), TIGHT, tmp_path / "divergence")
     assert report.first is not None
     assert report.first.name == "actor/0/statistics"
-    assert "near the data-parallel degree" in report.hint
+    assert "share is 4.1 times the reference, near the data-parallel degree: each rank seems to divide" in report.hint
+    assert "about 4.5 times the reference, but by no one factor" in report.hint  # of the gradients that follow
 
 
 def test_later_phases_say_what_they_follow(reference: Path, tmp_path: Path):
