@@ -261,12 +261,16 @@ def test_a_variable_that_is_not_set(root, monkeypatch):
 # Recorded generations ------------------------------------------------------------------------------------------------
 
 
+BELOW = "experiment_project/GBS16_N1"
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
+    """As the trainer leaves it: below the names of the experiment and its sizes."""
     folder = tmp_path / "recorded"
     for step in (1, 2, 3):
-        (folder / str(step)).mkdir(parents=True)
-        (folder / str(step) / "meta.json").write_text(f"step {step}")
+        (folder / BELOW / str(step)).mkdir(parents=True)
+        (folder / BELOW / str(step) / "meta.json").write_text(f"step {step}")
     return folder
 
 
@@ -280,12 +284,12 @@ def test_what_was_recorded_is_kept_and_found(root, recorded):
     folder = publish_rollouts(case, root, recorded)
     assert folder is not None
     assert rollouts_in(case, root) == folder
-    assert sorted(os.listdir(folder)) == [".corral-manifest.json", "1", "3"]
-    assert (folder / "3/meta.json").read_text() == "step 3"
-    assert not (folder / "1/meta.json").stat().st_mode & 0o222
-    (recorded / "1/meta.json").write_text("of a later run")
+    assert sorted(os.listdir(folder / BELOW)) == ["1", "3"]
+    assert (folder / BELOW / "3/meta.json").read_text() == "step 3"
+    assert not (folder / BELOW / "1/meta.json").stat().st_mode & 0o222
+    (recorded / BELOW / "1/meta.json").write_text("of a later run")
     assert publish_rollouts(case, root, recorded) is None  # the first one stays
-    assert (folder / "1/meta.json").read_text() == "step 1"
+    assert (folder / BELOW / "1/meta.json").read_text() == "step 1"
 
 
 def test_steps_below_folders_named_by_the_run_keep_their_place(root, recorded):
@@ -310,13 +314,13 @@ def test_a_damaged_recording_is_named_not_used_and_replaced(root, recorded):
     case = with_rollouts(1)
     folder = publish_rollouts(case, root, recorded)
     assert folder is not None
-    (folder / "1/meta.json").chmod(0o644)
-    (folder / "1/meta.json").write_text("something else")
+    (folder / BELOW / "1/meta.json").chmod(0o644)
+    (folder / BELOW / "1/meta.json").write_text("something else")
     lines: list[str] = []
     assert rollouts_in(case, root, lines.append) is None
-    assert lines == [f"rollouts {folder} are not used: 1/meta.json was changed; they are recorded anew"]
+    assert lines == [f"rollouts {folder} are not used: {BELOW}/1/meta.json was changed; they are recorded anew"]
     assert publish_rollouts(case, root, recorded) == folder
-    assert (folder / "1/meta.json").read_text() == "step 1"
+    assert (folder / BELOW / "1/meta.json").read_text() == "step 1"
 
 
 def test_everything_that_decides_what_is_generated_is_in_the_key(root):
@@ -363,7 +367,7 @@ def test_no_reader_sees_half_a_recording(root, recorded):
         while not over.is_set():
             folder = rollouts_in(case, root)
             if folder is not None:
-                seen.append(sorted(os.listdir(folder)) if folder.is_dir() else [])
+                seen.append(sorted(os.listdir(folder / BELOW)) if folder.is_dir() else [])
             time.sleep(0)
 
     reader = threading.Thread(target=look)
@@ -375,4 +379,4 @@ def test_no_reader_sees_half_a_recording(root, recorded):
         (folder / ".corral-manifest.json").write_text("torn")
     over.set()
     reader.join(60)
-    assert all(names in ([".corral-manifest.json", "1", "2", "3"], []) for names in seen)
+    assert all(names in (["1", "2", "3"], []) for names in seen)
