@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from corral import atomic
+from corral.e2e.case import Case
+from corral.e2e.read import Found, project_root
 from corral.e2e.report import text
 from corral.e2e.report.markdown import LIMIT, markdown
 from corral.e2e.report.records import read_json
@@ -71,14 +73,16 @@ def errors(story: Story, env: Mapping[str, str]) -> list[str]:
 
 
 def _source(folder: Path, env: Mapping[str, str]) -> tuple[Path, str]:
-    """Folder of the case's source, and how a path in it begins seen from the root of the repository."""
-    case = read_json(folder / "case.json")
-    named = case.get("source") if isinstance(case, dict) else None
-    root = Path.cwd() / (named if isinstance(named, str) else ".")
-    workspace = Path(env.get("GITHUB_WORKSPACE") or Path.cwd())
-    if not root.resolve().is_relative_to(workspace.resolve()):
+    """Folder of the case's source, and how a path in it begins seen from the root of the repository. The root itself
+    when it cannot be told, or is none of it: a case that comes with Corral."""
+    workspace = Path(env.get("GITHUB_WORKSPACE") or Path.cwd()).resolve()
+    said = read_json(folder / "case.json")
+    try:
+        case = Case.model_validate(said["case"])
+        root = (project_root(Found(case, Path(said["file"]))) / case.source).resolve()
+        below = root.relative_to(workspace).as_posix()
+    except (TypeError, KeyError, ValueError, OSError):
         return workspace, ""
-    below = root.resolve().relative_to(workspace.resolve()).as_posix()
     return root, "" if below == "." else f"{below}/"
 
 

@@ -84,13 +84,17 @@ def document(title: str, body: Iterable[Child], script: bool = True) -> str:
         el("meta", name="referrer", content="no-referrer"),
         el("title", title),
     )
-    root = el("html", head, el("body", body), lang="en")
-    for tag, content in (("style", style), ("script", code)):
-        if content:
-            element = Element(tag)
-            element.text = content  # ours: neither holds an end tag
-            (head if tag == "style" else root.find("body") or head).append(element)
+    head.append(_verbatim("style", style))
+    page = el("body", body, _verbatim("script", code) if script else None)
+    root = el("html", head, page, lang="en")
     return "<!doctype html>\n" + ElementTree.tostring(root, encoding="unicode", method="html") + "\n"
+
+
+def _verbatim(tag: str, content: str) -> Element:
+    """Of ours, and without an end tag in it: it is written as it is."""
+    element = Element(tag)
+    element.text = content
+    return element
 
 
 def _digest(content: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import math
 from xml.etree import ElementTree
 
 from corral.e2e.report import text
@@ -27,7 +27,6 @@ def junit(story: Story) -> str:
     failures = sum(not check.ok for check in shown)
     numbers = {"tests": str(len(tests)), "failures": str(failures), "errors": str(errors)}
     suites = ElementTree.Element("testsuites", numbers | {"name": "corral e2e"})
-    started = datetime.fromtimestamp(min(max(result.started, 0), 2**33), UTC)
     suite = ElementTree.SubElement(
         suites,
         "testsuite",
@@ -35,8 +34,8 @@ def junit(story: Story) -> str:
         | {
             "name": text.line(result.case),
             "skipped": "0",
-            "time": f"{min(max(result.seconds, 0), 1e9):.3f}",
-            "timestamp": started.strftime("%Y-%m-%dT%H:%M:%S"),
+            "time": f"{min(max(result.seconds, 0.0), 1e9) if math.isfinite(result.seconds) else 0.0:.3f}",
+            "timestamp": text.moment(result.started).strftime("%Y-%m-%dT%H:%M:%S"),
         },
     )
     suite.append(_properties(story))

@@ -30,7 +30,7 @@ def excerpt(side: Side) -> Element | None:
         return None
     near = [line for part in log.parts for line in part if line.number is not None]
     lines = [line for line in near if -BEFORE <= (line.number or 0) - log.error <= AFTER]
-    shown = [_line(line, text.fit(line.text, LONGEST), line.number == log.error) for line in lines]
+    shown = [_line(line, text.fit(line.text, 400), line.number == log.error) for line in lines]
     return el("pre", shown, class_="log excerpt", tabindex="0")
 
 
@@ -55,7 +55,7 @@ def _log(side: Side, log: Log, name: str, budget: Budget) -> Element:
     lines: list[Child] = []
     shown_to = 0
     for part in log.parts:
-        if gap := _gap(part, shown_to):
+        if (gap := _gap(part, shown_to)) is not None:  # an element without children is false
             lines.append(gap)
         for line in part:
             cut = text.fit(line.text, LONGEST)

@@ -14,8 +14,8 @@ from corral.job.core.first_error import FirstError
 MIB = 1 << 20
 HEAD, TAIL, AROUND = 60, 200, 80  # lines
 MOST_LOGS = 130
-SCANNED = 16 * MIB  # bytes of one log that are searched; of a longer one the end is shown unsearched
-ALL_SCANNED = 128 * MIB
+SCANNED = 8 * MIB  # bytes of one log that are searched; of a longer one the end is shown unsearched
+ALL_SCANNED = 64 * MIB
 _CHUNK = 256 << 10
 _NUMBER = 1e-9  # line n is fed as written at n nanoseconds: that tells the line again, and outlives nothing
 

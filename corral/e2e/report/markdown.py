@@ -124,7 +124,7 @@ def _log(story: Story) -> str:
 
 
 def _figures(story: Story) -> str:
-    lines = last_step(story.folder / story.main.folder) if story.main is not None else []
+    lines = last_step(story)
     return _folded("Last step", "\n".join(lines)) if lines else ""
 
 

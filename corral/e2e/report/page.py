@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from corral.e2e.report import facts, text
 from corral.e2e.report.comparison import comparison
 from corral.e2e.report.curves import curves
@@ -59,7 +57,7 @@ def _sections(story: Story) -> list[tuple[str, str, list[Child]]]:
 
 def _head(story: Story) -> Element:
     result = story.result
-    started = datetime.fromtimestamp(min(max(result.started, 0), 2**33), UTC).strftime("%Y-%m-%d %H:%M UTC")
+    started = text.moment(result.started).strftime("%Y-%m-%d %H:%M UTC")
     chips = [started, text.seconds(result.seconds), f"on {text.line(result.where, 120)}"]
     chips += [f"commit {text.line(result.commit, 12)}"] if result.commit else []
     if result.checks:

@@ -16,7 +16,7 @@ from corral.job.agent.output import read_regular
 
 MIB = 1 << 20
 MOST = 32 * MIB  # bytes of one record
-MOST_STEPS = 100_000
+MOST_STEPS = 20_000
 MOST_NAMES = 2_000  # metrics
 MOST_SPANS = 200_000
 MOST_FINDINGS = 5_000

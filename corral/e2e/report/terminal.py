@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from corral.e2e.report import text
-from corral.e2e.report.records import as_number, read_json, read_steps, records_of
+from corral.e2e.report.records import as_number, read_json
 from corral.e2e.report.story import Story, read_story
 from corral.e2e.result import ParityReport, Result
 
@@ -24,21 +24,21 @@ _FIGURES = (
 def lines(result: Result, folder: Path) -> list[str]:
     """What failed and where, the last step as far as it was recorded, every failed check, parity, and the records."""
     story = read_story(result, folder)
-    shown = [*_facts(story), *last_step(records_of(folder, result.job, "job")), *_checks(story)]
+    shown = [*_facts(story), *last_step(story), *_checks(story)]
     if result.parity is not None:
-        shown.append(text.line(parity_line(result.parity)))
+        shown.append(text.line(parity_line(result.parity), 600))
     report = folder / "report.html"
     return [*shown, f"report: {report}" if report.exists() else f"records: {folder}"]
 
 
 def _facts(story: Story) -> list[str]:
     width = max([0, *(len(fact.name) for fact in story.facts)])
-    return [f"  {fact.name:{width}}  {fact.value}" for fact in story.facts]
+    return [f"  {fact.name:{width}}  {text.line(fact.value, 600)}" for fact in story.facts]
 
 
 def _checks(story: Story) -> list[str]:
     checks, failed = story.result.checks, story.failed
-    shown = [f"  NOT as expected: {text.line(check)}" for check in failed[:MOST]]
+    shown = [f"  NOT as expected: {text.line(check, 300)}" for check in failed[:MOST]]
     if len(failed) > MOST:
         shown.append(f"  and {len(failed) - MOST} more that are not as expected")
     if checks:
@@ -56,13 +56,13 @@ def parity_line(parity: ParityReport) -> str:
     return f"parity: first difference in {first.phase}{place}: {first.name} {first.found}, not {first.reference}{hint}"
 
 
-def last_step(records: Path) -> list[str]:
-    """Seconds of each phase beside the figures; empty without a recorded step."""
-    rows = read_steps(records).rows
-    if not rows:
+def last_step(story: Story) -> list[str]:
+    """Of the main job: seconds of each phase beside the figures; empty without a recorded step."""
+    if story.main is None or not story.main.steps.rows:
         return []
+    rows = story.main.steps.rows
     metrics = {name: value for name, value in rows[-1].items() if math.isfinite(value)}
-    left, right = _phases(metrics), _figures(metrics, records)
+    left, right = _phases(metrics), _figures(metrics, story.folder / story.main.folder)
     width = max(map(len, left))
     height = max(len(left), len(right))
     left += [""] * (height - len(left))

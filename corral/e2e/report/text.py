@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
 
 # What XML and HTML have no character for, C1 controls, and marks that reorder what is shown around them.
 _UNFIT = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -35,6 +36,11 @@ def seconds(value: float) -> str:
         return f"{value:.3g} s"
     minutes = round(value / 60)
     return f"{int(value // 60)} min {int(value % 60)} s" if value < 3600 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def moment(unix: float) -> datetime:
+    """In UTC; the nearest that a calendar has, and its beginning for what is no number."""
+    return datetime.fromtimestamp(min(max(unix, 0.0), 2.0**33) if math.isfinite(unix) else 0.0, UTC)
 
 
 def size(value: int) -> str:
