@@ -13,16 +13,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 TOOLS = ("bash", "curl", "jq", "git")
-_GRACE = 7.5  # seconds between SIGINT and SIGTERM
-_KILL = 2.5  # and from there to the end
+# What a step gets at a cancel, and seconds until the next.
+GRACE: tuple[tuple[signal.Signals, float], ...] = (
+    (signal.SIGINT, 7.5), (signal.SIGTERM, 2.5), (signal.SIGKILL, 20.0),
+)  # fmt: skip
+WITH_CHILDREN = False  # the last signal is for everything below the step, too
 _TOKEN = re.compile(r"\s*('(?:[^']|'')*'|[A-Za-z_][\w-]*|==|!=|&&|\|\||[!().,]|\d+)")
 
 
@@ -140,6 +144,7 @@ class Runner:
         variables: Mapping[str, str] | None = None,
         inputs: Mapping[str, str] | None = None,
         cancel: Callable[[str, subprocess.Popen[bytes]], bool] | None = None,
+        tools: Sequence[str] = (),
         **env: str,
     ) -> None:
         self._temp, self._workspace, self._cancel = root, workspace, cancel
@@ -150,18 +155,18 @@ class Runner:
             "inputs": dict(inputs or {}),
             "env": {},
         }
-        self._env = self._bare() | env
+        self._env = self._bare([*TOOLS, *tools]) | env
 
-    def _bare(self) -> dict[str, str]:
+    def _bare(self, tools: Sequence[str]) -> dict[str, str]:
         """What a step finds: a PATH with a few tools and Python, a home, and who GitHub says we are."""
-        tools = self._temp / "tools"
-        tools.mkdir(parents=True)
-        for tool in TOOLS:
+        path = self._temp / "tools"
+        path.mkdir(parents=True)
+        for tool in tools:
             found = shutil.which(tool)
             assert found is not None, tool
-            (tools / tool).symlink_to(found)
+            (path / tool).symlink_to(found)
         for tool in ("python", "python3", "corral"):
-            script = tools / tool
+            script = path / tool
             if (Path(sys.executable).parent / tool).exists():
                 script.write_text(f'#!/bin/sh\nexec {Path(sys.executable).parent / tool} "$@"\n')
                 script.chmod(0o755)
@@ -169,7 +174,7 @@ class Runner:
         home.mkdir()
         github = self._contexts["github"]
         return {
-            "PATH": str(tools),
+            "PATH": str(path),
             "HOME": str(home),
             "CI": "true",
             "GITHUB_ACTIONS": "true",
@@ -268,8 +273,11 @@ class Runner:
         if self._cancel is None or not self._cancel(label, process):
             process.wait(timeout=240)
             return False
-        for number, seconds in ((signal.SIGINT, _GRACE), (signal.SIGTERM, _KILL), (signal.SIGKILL, 20.0)):
+        for number, seconds in GRACE:
+            below = psutil.Process(process.pid).children(recursive=True) if WITH_CHILDREN else []
             os.kill(process.pid, number)
+            for child in below:
+                child.send_signal(number)
             try:
                 process.wait(timeout=seconds)
                 break

@@ -62,7 +62,7 @@ def test_corrals_own_workflow_is_up_to_date(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert main(["e2e", "workflow", "--check"]) == 0, capsys.readouterr()
     jobs = yaml.safe_load(Path(".github/workflows/e2e_multinode.yml").read_text())["jobs"]
-    assert "two-node-ppo --on local" in jobs["e2e"]["steps"][-2]["run"]
+    assert "two-node-ppo --on local" in jobs["e2e"]["steps"][-3]["run"]
     assert jobs["changes"]["steps"][1]["env"]["PATTERNS"] == "**\n"  # every change
 
 
@@ -78,7 +78,9 @@ def test_without_options(project):
         "changes": {"contents": "read"}, "e2e": {"contents": "read"}, "e2e-verdict": {},
     }  # fmt: skip
     assert {name: job["runs-on"] for name, job in jobs.items()} == dict.fromkeys(jobs, "ubuntu-latest")
-    assert names(jobs["e2e"]) == ["Check out", "Set up Python", "Install Corral", "Prove", "Keep the reports"]
+    assert names(jobs["e2e"]) == [
+        "Check out", "Set up Python", "Install Corral", "Prove", "Clean up", "Keep the reports",
+    ]  # fmt: skip
     assert jobs["e2e-verdict"]["if"] == "always()"
     assert "FORK" not in jobs["changes"]["steps"][1]["env"]
     assert all(step.get("with", {}).get("persist-credentials") is False for step in jobs["e2e"]["steps"][:1])
@@ -148,7 +150,7 @@ def test_a_tier_instead_of_names(project):
     Path("out.yml").unlink(missing_ok=True)
     assert main(["e2e", "workflow", "--tier", "pr", "--out", "out.yml"]) == 0
     job = yaml.safe_load(Path("out.yml").read_text())["jobs"]["e2e"]
-    assert job["steps"][-2]["run"] == "exec corral e2e run --tier pr --on local"
+    assert job["steps"][-3]["run"] == "exec corral e2e run --tier pr --on local"
     assert job["name"] == "Prove tier pr"
 
 
