@@ -24,16 +24,16 @@ from corral.workers.pair_judgement import TRIES, Limits, Speed, measured_again, 
 from corral.workers.pair_schedule import Pair
 
 POLL = 0.5  # seconds: how soon a report that names a hang is looked at, while others are still awaited
-MARGIN = 5.0  # seconds between the bound of a step and that of whoever waits for its report
 
 
 @dataclass(frozen=True)
 class Bounds:
     """Seconds. arrive: from rank 0 to the last rank; a node with a cold disk imports slowly. step: one collective, or
-    one exchange of a pair."""
+    one exchange of a pair. margin: beyond that, until whoever has not reported is taken to hang."""
 
     arrive: float = 300.0
     step: float = 30.0
+    margin: float = 10.0
 
 
 def shared(rank: Rank) -> Store:
@@ -122,7 +122,7 @@ class Host:
                     del left[rank]
             if until == float("inf") and any(report.stuck for report in reports.values()):
                 self._store.set("halt", "")
-                until = time.monotonic() + self._bounds.step + MARGIN
+                until = time.monotonic() + self._bounds.step + self._bounds.margin
         return reports
 
 

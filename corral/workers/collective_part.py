@@ -20,10 +20,12 @@ from corral.workers.collective_host import Bounds, Host, shared, wait_for
 from corral.workers.collective_reports import STEPS, Report
 from corral.workers.pair_judgement import TRIES, Speed
 from corral.workers.pair_schedule import peers, schedule
+from corral.workers.reachability import Door, unreachable
 from corral.workers.watched import Watched
 
 RESULT = "collective.json"
 AGAIN = 4  # times as much is sent when a pair is measured again
+REACH = 2.0  # seconds for plain connections to all other ranks
 WAIT = 1.0  # seconds between two looks at whether somebody hangs
 
 
@@ -45,9 +47,8 @@ class Part:
         """What rank 0 has found in the reports of all. Never hangs: a rank 0 that does not answer is a finding too."""
         work = Watched(self._work, self._bounds.step)
         if self._failed(work) and work.step in STEPS:
-            error = " ".join(str(work.error).split())[:300] if work.error else ""
-            report = Report(stuck=work.step, peer=work.peer, error=error)
-            work = Watched(lambda then: self._tell(then, report), self._bounds.step)
+            step, peer, error = work.step, work.peer, _line(work.error)
+            work = Watched(lambda then: self._tell(then, step, peer, error), self._bounds.step)
         if self._failed(work):
             return [_unheard(work, self._rank, self._nodes, self._bounds)]
         assert self._found is not None
@@ -70,6 +71,8 @@ class Part:
         me = self._rank.rank
         if me == 0:
             self._host = Host(self._rank, self._nodes, self._run_dir / RESULT, self._bounds)
+        door = Door(str(self._rank.master))
+        store.set(f"door/{me}", json.dumps(door.address))
         store.set(f"facts/{me}", json.dumps(self._facts))
         try:
             if self._await(watched, store, "arrived"):
@@ -80,9 +83,16 @@ class Part:
         except _Halted:
             store.set(f"{self._pass}/{me}", Report().to_json())
         self._hear(watched, store)
+        door.close()
 
-    def _tell(self, watched: Watched, report: Report) -> None:
+    def _tell(self, watched: Watched, step: str, peer: int | None, error: str) -> None:
+        """Over a connection of its own, as the one of the thread that hangs may be held by it."""
+        watched.enter("wait")
         store = shared(self._rank)
+        others = [rank for rank in range(self._rank.world) if rank != self._rank.rank]
+        doors = {rank: json.loads(store.get(f"door/{rank}")) for rank in others} if step == "connect" else {}
+        closed = unreachable({rank: tuple(door) for rank, door in doors.items()}, REACH)
+        report = Report(stuck=step, peer=peer, error=error, unreachable=closed)
         store.set(f"{self._pass}/{self._rank.rank}", report.to_json())
         self._hear(watched, store)
 
@@ -163,9 +173,14 @@ def _facts(rank: Rank) -> dict[str, str]:
     }
 
 
+def _line(error: BaseException | None) -> str:
+    """What torch says, without its own stack."""
+    return str(error).strip().splitlines()[0][:300] if str(error or "").strip() else ""
+
+
 def _unheard(work: Watched, rank: Rank, nodes: Sequence[int], bounds: Bounds) -> Finding:
     """Rank 0 holds the store; without it nobody else can be asked."""
-    error = " ".join(str(work.error).split())[:300] if work.error else "none"
+    error = _line(work.error) or "none"
     if work.step == "reach":
         return Finding(
             "reach", False, f"an answer of rank 0 at {rank.master} within {bounds.arrive:g} s", error,

@@ -89,17 +89,13 @@ def odd_ones(facts: Sequence[Mapping[str, str]], nodes: Sequence[int]) -> list[F
 def stuck_ones(reports: Mapping[int, Report], nodes: Sequence[int], seconds: float) -> list[Finding]:
     """Who keeps the others waiting, from the reports of a check that did not end; a rank without one is at fault."""
     silent = [rank for rank in range(len(nodes)) if rank not in reports]
-    if silent:
-        return [
-            Finding(
-                "answer", False, f"a report within {seconds:g} s", "none: it hangs or was stopped", LOOK, nodes[r], r
-            )
-            for r in silent
-        ]
     halted = {rank: report for rank, report in reports.items() if report.stuck}
+    first = min((report.stuck for report in halted.values()), key=STEPS.index, default="")
+    if silent:
+        words = f"none, while others wait in {first}: it hangs or was stopped"
+        return [Finding("answer", False, f"a report within {seconds:g} s", words, LOOK, nodes[r], r) for r in silent]
     if not halted:
         return []
-    first = min((report.stuck for report in halted.values()), key=STEPS.index)
     halted = {rank: report for rank, report in halted.items() if report.stuck == first}
     if found := _unreachable(halted, nodes, first):
         return found

@@ -227,7 +227,7 @@ def _pair_finding(
 
 def _expected(usual: float, limits: Limits) -> str:
     least = max(limits.least, min(limits.floor, usual / RATIO))
-    return f"{_mib(least)} or more ({_mib(usual)} is usual)"
+    return f"{_mib(least)} or more" + (f" ({_mib(usual)} is usual)" if usual > least else "")
 
 
 def _where(a: int, b: int, nodes: Sequence[int]) -> str:
