@@ -34,8 +34,10 @@ def _allow_matrix(part: Any) -> None:
         return
     if not isinstance(part, dict):
         return
+    if "patternProperties" in part:
+        part["additionalProperties"] = False  # a name that fits no pattern is a mistake, not a further name
     for key, value in list(part.items()):
-        if key in ("properties", "$defs"):
+        if key in ("properties", "patternProperties", "$defs"):
             for name, below in value.items():
                 value[name] = _or_matrix(below)
         elif key in ("items", "additionalProperties") and isinstance(value, dict):
@@ -53,5 +55,5 @@ def _or_matrix(below: dict[str, Any]) -> dict[str, Any]:
         return below
     if not scalar:
         return below
-    words = {key: below.pop(key) for key in ("title", "description", "default") if key in below}
+    words: dict[str, Any] = {key: below.pop(key) for key in ("title", "description", "default") if key in below}
     return {"anyOf": [below, _FROM_MATRIX], **words}

@@ -1,86 +1,336 @@
+"""Case files as their authors write them: what is read, and the one line that every mistake becomes."""
+
 from __future__ import annotations
 
-import copy
+import json
+import sysconfig
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from corral.e2e.case import case_names, find_case, read_case
+from corral.e2e import read
+from corral.e2e.case import Case
+from corral.e2e.placeholders import fill, names_in
+from corral.e2e.read import SHIPPED, Found, all_cases, case_files, find_cases, project_root, read_cases
+from corral.e2e.schema import schema
 from corral.errors import ConfigError
-from tests.e2e.cases import DOCUMENT
+from tests.test_cli import corral
+
+DOCS = Path(__file__).parents[2] / "docs"
+MINIMAL = "name: mine\nsummary: what it shows\nscript: train.sh\n"
 
 
-def read(tmp_path: Path, change) -> object:
-    document = copy.deepcopy(DOCUMENT)
-    change(document)
-    path = tmp_path / "case.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return read_case(path)
+def written(folder: Path, text: str, name: str = "mine.yaml") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / name
+    file.write_text(text)
+    return file
 
 
-def test_every_case_that_comes_with_corral_can_be_read():
-    assert "two-node-ppo" in case_names()
-    for name in case_names():
-        assert find_case(name).name == name
+def refused(folder: Path, text: str) -> str:
+    """The whole message, without the place of the file."""
+    file = written(folder, text)
+    with pytest.raises(ConfigError) as raised:
+        read_cases(file)
+    assert "\n" not in str(raised.value)
+    return str(raised.value).replace(str(file), "FILE")
 
 
-def test_the_two_node_case_expects_what_the_reference_command_promises():
-    case = find_case("two-node-ppo")
-    assert (case.topology.nodes, case.topology.devices_per_node) == (2, 4)
-    assert case.command == ("examples/run_qwen3_06b_ppo_multinode.sh",)
-    assert case.expect.plan["topology.world"] == 8
-    assert case.expect.plan["samples_per_step"] == 16
-    assert case.expect.rank_logs
+# What is read --------------------------------------------------------------------------------------------------------
+
+
+def test_a_small_file_and_what_is_taken_when_nothing_is_said(tmp_path):
+    (case,) = read_cases(written(tmp_path, MINIMAL))
+    assert (case.name, case.tiers, case.source, case.paths) == ("mine", ["pr"], ".", [])
+    assert (case.topology.nodes, case.topology.devices_per_node, case.topology.world) == (1, 1, 1)
+    assert (case.expect.status, case.expect.exit_code, case.parity, case.rollouts) == ("SUCCEEDED", None, None, None)
+    assert (case.deadlines.idle, case.deadlines.hang) == (None, None)
+
+
+def test_all_that_comes_with_corral_is_read_and_unique():
+    names = [found.case.name for found in all_cases(Path("/none"))]
+    assert sorted(names) == names
+    assert set(names) >= {"hang-detection", "one-node-eight", "smollm2-gsm8k", "two-node-grpo-sp", "two-node-ppo"}
+    assert all(found.shipped and (project_root(found) / found.case.source).is_dir() for found in all_cases())
+
+
+# Mistakes ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("text", "said"),
     [
-        (lambda d: d.update(comand=["x"]), "unknown key 'comand'; the nearest known key is 'command'"),
-        (lambda d: d["deadlines"].update(runs=3), "deadlines: unknown key 'runs'; the nearest known key is 'run'"),
-        (lambda d: d["expect"].update(exitcode=0), "the nearest known key is 'exit_code'"),
-        (lambda d: d["expect"]["metrics"].update(line=1), "the nearest known key is 'lines'"),
-        (lambda d: d.update(caches={"data": {"make": ["x", "{out}"], "sed": 1}}), "caches: data: unknown key 'sed'"),
-        (lambda d: d.update(caches={"data": {"make": ["x"]}}), "make has to say where to write, with {out}"),
-        (lambda d: d.update(caches={"cache": {"make": ["{out}"]}}), "cannot name a cache"),
-        (lambda d: d.pop("name"), "name is missing"),
-        (lambda d: d.update(name="../up"), "it names a folder"),
-        (lambda d: d.update(command=[]), "command is empty"),
-        (lambda d: d.update(command="ls"), "command has to be a list of texts, found str 'ls'"),
-        (lambda d: d.update(command=["ls", 3]), "command has to be a list of texts (quote them), found int '3'"),
-        (lambda d: d.update(env={"A": True}), "env: A has to be text (quote it), found bool 'True'"),
-        (lambda d: d.update(topology={"nodes": 0, "devices_per_node": 4}), "nodes has to be at least 1, found 0"),
+        ("[]", "case FILE: expected a mapping of keys such as name, found list"),
+        ("", "case FILE: expected a mapping of keys such as name, found NoneType"),
+        ("7: seven", "case FILE: key 7 is no text; quote it"),
+        ("summary: s\nscript: t.sh", "case FILE: name is missing"),
+        ("name: mine\nsummary: s", "case FILE: it: give either script or command"),
+        (MINIMAL + "command: [a]", "case FILE: it: give either script or command"),
+        (MINIMAL + "deadline: 3", "case FILE, line 4: unknown key 'deadline'; the nearest is 'deadlines'"),
+        (MINIMAL + "matrx: {}", "case FILE, line 4: unknown key 'matrx'; the nearest is 'matrix'"),
         (
-            lambda d: d.update(topology={"nodes": 2, "devices_per_node": "4"}),
-            "devices_per_node has to be a whole number",
+            MINIMAL + "topology:\n  devices_per_node: 4\n  node: 2",
+            "case FILE, line 6: topology: unknown key 'node'; the nearest is 'nodes'",
         ),
-        (lambda d: d["deadlines"].update(run=0), "run has to be a positive number of seconds, found 0"),
-        (lambda d: d["deadlines"].update(run=float("nan")), "run has to be a positive number of seconds"),
-        (lambda d: d["expect"].update(rank_logs=True), "expect.rank_logs needs a topology"),
-        (lambda d: d["expect"]["metrics"].update(within={"a": [2, 1]}), "a has to be [lowest, highest]"),
-        (lambda d: d["expect"]["metrics"].update(within={"a": ["1e-3", 1]}), "a has to be [lowest, highest]"),
-        (lambda d: d["expect"]["metrics"].update(within={"a": 1}), "a has to be [lowest, highest], found int '1'"),
-        (lambda d: d.update(expect=[]), "expect has to be a mapping, found list"),
+        (
+            MINIMAL + "topology: {zzz: 2}",
+            "case FILE, line 4: topology: unknown key 'zzz'; known are nodes, devices_per_node, kind, head",
+        ),
+        (
+            MINIMAL + 'topology:\n  nodes: "4"',
+            "case FILE, line 5: topology.nodes: should be a valid integer, found str '4'",
+        ),
+        (
+            MINIMAL + "topology: {nodes: 0}",
+            "case FILE, line 4: topology.nodes: should be greater than or equal to 1, found int '0'",
+        ),
+        (
+            MINIMAL + "topology: {kind: tpu}",
+            "case FILE, line 4: topology.kind: should be 'auto', 'cpu', 'gpu' or 'npu', found str 'tpu'",
+        ),
+        (
+            MINIMAL + "args:\n- a=1\n- 2",
+            "case FILE, line 6: args.1: should be a valid string, found int '2'",
+        ),
+        (MINIMAL + "env: {A: 1}", "case FILE, line 4: env.A: should be a valid string, found int '1'"),
+        (
+            MINIMAL + "needs: {model: {mke: [a]}}",
+            "case FILE, line 4: needs.model: unknown key 'mke'; the nearest is 'make'",
+        ),
+        (MINIMAL + "needs: {model: {}}", "case FILE, line 4: needs.model: give either make or path"),
+        (
+            MINIMAL + "needs: {model: {make: [a]}}",
+            "case FILE, line 4: needs.model: make has to say where to write, with {out}",
+        ),
+        (
+            MINIMAL + "needs: {rollouts: {path: /a}}",
+            "case FILE: it: needs: 'rollouts' is the name of something else; choose another",
+        ),
+        (
+            MINIMAL + "expect:\n  metrics:\n    within: {loss: [2, 1]}",
+            "case FILE, line 5: expect.metrics: within loss: [2, 1] has to be [lowest, highest]",
+        ),
+        (
+            MINIMAL + "expect:\n  metrics:\n    trend: {loss: up}",
+            "case FILE, line 6: expect.metrics.trend.loss: should be 'rises' or 'falls', found str 'up'",
+        ),
+        (
+            MINIMAL + "expect: {forbidden: ['(']}",
+            "case FILE, line 4: expect.forbidden.0: '(' is not a regular expression: "
+            "missing ), unterminated subpattern at position 0, found str '('",
+        ),
+        (
+            MINIMAL + "parity: {args: [], rtol: 1e-9}",
+            "case FILE, line 4: parity.rtol: should be a valid number, found str '1e-9'; "
+            "YAML 1.1 wants a point, as in 1.0e-9",
+        ),
+        (MINIMAL + "script: other.sh", "case FILE, line 4: script is given twice"),
+        (MINIMAL + "env:\n  A: b\n  C: d\n  A: e", "case FILE, line 7: env.A is given twice"),
+        (MINIMAL + "matrix: [1]", "case FILE, line 4: matrix: has to be name: [value, ...], such as sp: [1, 2]"),
+        (MINIMAL + "matrix: {sp: 2}", "case FILE, line 4: matrix: sp has to be a list of values, such as [1, 2]"),
+        (MINIMAL + "matrix: {sp: []}", "case FILE, line 4: matrix: sp has to be a list of values, such as [1, 2]"),
+        (
+            MINIMAL + "matrix: {sp: [[1]]}",
+            "case FILE, line 4: matrix: sp has to be a list of texts, numbers or true and false",
+        ),
+        (
+            MINIMAL + "matrix: {S-P: [1]}",
+            "case FILE, line 4: matrix: 'S-P' is no name; use small letters, digits and _",
+        ),
+        (
+            MINIMAL + "matrix: {out: [1]}",
+            "case FILE, line 4: matrix: {out} stands for something else already; choose another name",
+        ),
+        (
+            MINIMAL + "matrix: {sp: [1, 1]}",
+            "case FILE: matrix: two combinations are called 'mine-sp-1'; tell them apart in name",
+        ),
     ],
 )
-def test_a_mistake_in_a_case_is_one_line_that_names_the_place(tmp_path, change, said):
-    with pytest.raises(ConfigError) as caught:
-        read(tmp_path, change)
-    message = str(caught.value)
-    assert said in message
-    assert "case.yaml" in message
-    assert "\n" not in message
+def test_a_mistake_is_one_line_with_its_place(tmp_path, text, said):
+    assert refused(tmp_path, text) == said
 
 
-def test_a_file_that_is_no_case(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read case"):
-        find_case(str(tmp_path / "absent.yaml"))
-    (tmp_path / "broken.yaml").write_text("a: [1\nb: {")
-    with pytest.raises(ConfigError, match="is not YAML"):
-        find_case(str(tmp_path / "broken.yaml"))
-    (tmp_path / "list.yaml").write_text("- 1")
-    with pytest.raises(ConfigError, match="expected a mapping"):
-        find_case(str(tmp_path / "list.yaml"))
-    with pytest.raises(ConfigError, match=r"no case is called 'two-node'; there are: .*two-node-ppo"):
-        find_case("two-node")
+def test_what_is_no_yaml(tmp_path):
+    assert refused(tmp_path, "a: [1").startswith("case FILE is not YAML: while parsing a flow sequence")
+    assert refused(tmp_path, "a: !!python/object:os.system {}").startswith("case FILE is not YAML: could not determine")
+    assert refused(tmp_path, "[" * 700).startswith("case FILE is not YAML: ")
+    (tmp_path / "mine.yaml").write_bytes(b"name: \xff")
+    with pytest.raises(ConfigError, match=r"mine\.yaml is not UTF-8: byte 6"):
+        read_cases(tmp_path / "mine.yaml")
+    with pytest.raises(ConfigError, match=r"cannot read case .*: Is a directory"):
+        read_cases(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "Mine", "my case", "-mine", "a" * 64, "a/b", "../up"])
+def test_a_name_is_part_of_paths_and_labels(tmp_path, name):
+    assert "name: " in refused(tmp_path, MINIMAL.replace("name: mine", f"name: {json.dumps(name)}"))
+
+
+# The matrix ----------------------------------------------------------------------------------------------------------
+
+MATRIX = """name: sp
+summary: sequence parallel {sp} with {algo}
+matrix: {sp: [1, 2], algo: [grpo, gae], fast: [true]}
+topology: {nodes: 1, devices_per_node: "{sp}"}
+script: train.sh
+args: ["sp={sp}", "algo={algo}", "fast={fast}", "other={other}"]
+expect:
+  plan: {"actor.sp": "{sp}", fast: "{fast}"}
+"""
+
+
+def test_one_case_for_each_combination_and_numbers_stay_numbers(tmp_path):
+    cases = read_cases(written(tmp_path, MATRIX))
+    assert [case.name for case in cases] == [
+        f"sp-sp-{sp}-algo-{algo}-fast-true" for sp in (1, 2) for algo in ("grpo", "gae")
+    ]
+    last = cases[-1]
+    assert last.topology.devices_per_node == 2
+    assert last.expect.plan == {"actor.sp": 2, "fast": True}
+    assert last.args == ["sp=2", "algo=gae", "fast=true", "other={other}"]
+    assert last.summary == "sequence parallel 2 with gae"
+
+
+def test_a_name_may_say_itself_where_the_values_go(tmp_path):
+    text = MATRIX.replace("name: sp", "name: '{algo}-with-sp{sp}'")
+    assert [case.name for case in read_cases(written(tmp_path, text))][:2] == [
+        "grpo-with-sp1-fast-true",
+        "gae-with-sp1-fast-true",
+    ]
+
+
+def test_values_that_no_name_can_hold_are_written_otherwise(tmp_path):
+    text = MINIMAL + "matrix: {lr: [1.0e-5, 0.5], base_model: [Qwen/Qwen3]}"
+    names = [case.name for case in read_cases(written(tmp_path, text))]
+    assert names == ["mine-lr-1e-05-base-model-qwen-qwen3", "mine-lr-0.5-base-model-qwen-qwen3"]
+
+
+def test_a_matrix_may_be_chosen_whole_or_in_part(tmp_path):
+    written(tmp_path / "e2e", MATRIX, "split.yaml")
+    project = tmp_path / "e2e"
+    assert len(find_cases(["split"], project=project)) == 4
+    assert [found.case.name for found in find_cases(["sp-sp-1-algo-gae-fast-true"], project=project)] == [
+        "sp-sp-1-algo-gae-fast-true"
+    ]
+
+
+# Choosing ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_files_and_tiers(tmp_path):
+    file = written(tmp_path, MINIMAL + "tiers: [weekly, nightly]")
+    assert [found.case.name for found in find_cases([str(file)])] == ["mine"]
+    assert [found.case.name for found in find_cases([], "weekly", tmp_path)] == ["mine"]
+    assert {"mine", "two-node-ppo"} <= {found.case.name for found in find_cases([], "nightly", tmp_path)}
+    assert len(find_cases(["two-node-ppo", "two-node-ppo"])) == 1
+    with pytest.raises(ConfigError, match="none of these cases has the tier 'pr'; there are nightly, weekly"):
+        find_cases([str(file)], "pr")
+    with pytest.raises(ConfigError, match="no case has the tier 'yearly'; there are nightly, pr, weekly"):
+        find_cases([], "yearly", tmp_path)
+    with pytest.raises(ConfigError, match="no case is called 'two-nod-ppo'; the nearest is 'two-node-ppo'; "):
+        find_cases(["two-nod-ppo"])
+
+
+def test_two_cases_of_one_name(tmp_path):
+    written(tmp_path, MINIMAL, "a.yaml")
+    written(tmp_path, MINIMAL, "b.yaml")
+    with pytest.raises(ConfigError, match=r"b\.yaml: case 'mine' is also in .*a\.yaml; rename one"):
+        all_cases(tmp_path)
+
+
+def test_where_the_source_of_a_case_is_looked_for(tmp_path, monkeypatch):
+    file = written(tmp_path / "project/e2e", MINIMAL)
+    found = Found(read_cases(file)[0], file)
+    assert project_root(found) == file.parent
+    (tmp_path / "project/.git").write_text("gitdir: elsewhere")  # as in a linked work tree
+    assert project_root(found) == tmp_path / "project"
+    shipped = find_cases(["two-node-ppo"])[0]
+    assert project_root(shipped) == SHIPPED.parents[2]
+
+
+def test_the_source_of_an_installed_corral(tmp_path, monkeypatch):
+    """As pip lays it out: the package in site-packages, the examples below share/corral."""
+    cases = tmp_path / "lib/python3.11/site-packages/corral/e2e/cases"
+    file = written(cases, MINIMAL)
+    monkeypatch.setattr(read, "SHIPPED", cases)
+    (tmp_path / "share/corral/examples").mkdir(parents=True)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, *scheme: str(tmp_path / ("user" if scheme else "")))
+    found = Found(read_cases(file)[0], file)
+    assert found.shipped
+    assert project_root(found) == tmp_path / "share/corral"
+    (tmp_path / "share").rename(tmp_path / "moved")
+    (tmp_path / "user/share/corral").mkdir(parents=True)
+    assert project_root(found) == tmp_path / "user/share/corral"
+
+
+# Placeholders --------------------------------------------------------------------------------------------------------
+
+
+def test_placeholders():
+    values = {"model": "/m", "run_dir": "/r"}
+    assert fill("a={model} b={run_dir}/x c={other} d=${model} e={Model} {}", values) == (
+        "a=/m b=/r/x c={other} d=${model} e={Model} {}"
+    )
+    assert names_in('{a} ${b} {"c": 1} {c} {env.X} {a}') == ["a", "c", "a"]
+
+
+@given(st.text(alphabet="{}$abc_ ", max_size=20))
+def test_a_text_without_placeholders_stays_as_it_is(text):
+    assert fill(text, {}) == text
+    if not names_in(text):
+        assert fill(text, dict.fromkeys("abc", "X")) == text
+
+
+# The schema ----------------------------------------------------------------------------------------------------------
+
+
+def documents() -> list[Any]:
+    found = [yaml.safe_load(file.read_text()) for file in case_files(Path("/none"))]
+    return [*found, yaml.safe_load(MATRIX)]
+
+
+def test_the_committed_schema_is_current():
+    done = corral("e2e", "schema")
+    assert done.returncode == 0, done.stderr
+    assert (DOCS / "e2e-case.schema.json").read_text() == done.stdout, "corral e2e schema > docs/e2e-case.schema.json"
+
+
+def test_shipped_cases_and_a_matrix_fit_the_schema():
+    jsonschema.Draft202012Validator.check_schema(schema())
+    for document in documents():
+        jsonschema.validate(document, schema(), cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topology": {"nodes": "2"}},
+        {"topology": {"nodes": 0}},
+        {"topology": {"node": 2}},
+        {"tiers": []},
+        {"needs": {"Model": {"path": "/a"}}},
+        {"env": {"A": 1}},
+        {"matrix": {"sp": []}},
+        {"expect": {"metrics": {"within": {"a": [1]}}}},
+        {"expect": {"status": "DONE"}},
+        {"retries": 9},
+        {"unknown": 1},
+    ],
+)
+def test_the_schema_and_the_reader_refuse_the_same(tmp_path, change):
+    document = {**yaml.safe_load(MINIMAL), **change}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, schema(), cls=jsonschema.Draft202012Validator)
+    refused(tmp_path, yaml.safe_dump(document))
+
+
+def test_a_case_comes_back_from_json():
+    """As a run folder keeps it."""
+    for found in all_cases(Path("/none")):
+        assert Case.model_validate_json(found.case.model_dump_json()) == found.case
