@@ -89,6 +89,7 @@ class _Agent:
             command = self._start()
         except (ConfigError, InfraError, preflight.NotFit) as error:
             return self._failed(error, started), error.exit_code
+        started = time.time()
         self._begun(command)
         self._heart.tell("running")
         self._shipper.start()

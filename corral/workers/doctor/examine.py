@@ -40,7 +40,11 @@ def examine(places: Places, asked: Asked) -> tuple[list[SeenNode], list[Finding]
 def _count(places: Sequence[Place], asked: Asked) -> Finding:
     wanted = asked.nodes or 1
     fix = "start the missing nodes with `ray start --address=HEAD:PORT`, or ask for fewer"
-    return Finding("nodes", len(places) >= wanted, f"{wanted} nodes", f"{len(places)} nodes", fix)
+    return Finding("nodes", len(places) >= wanted, _nodes(wanted), _nodes(len(places)), fix)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"
 
 
 def _silence(place: Place, answer: Silent, bound: float) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from corral.config.plan import Topology
@@ -102,27 +102,29 @@ class RayNodes:
 
 
 @contextmanager
+def cluster_of(topology: Topology, asked: Asked) -> Iterator[Topology]:
+    """Local nodes, where the topology needs some, for the length of the block; the topology with their address."""
+    if topology.launcher == "in_process" or topology.ray_address is not None:
+        yield topology
+        return
+    nodes, devices = topology.nnodes, topology.devices_per_node
+    with LocalCluster.start(nodes, devices, asked.platform.ray_resource) as cluster:
+        yield replace(topology, ray_address=cluster.address)
+
+
+@contextmanager
 def places_of(topology: Topology, asked: Asked) -> Iterator[Places]:
-    """Those of the run; what has to be started for it ends with the block. Raises InfraError, DeadlineError."""
-    if topology.launcher == "in_process":
+    """The nodes of a topology whose cluster is there. Raises InfraError when it cannot be joined."""
+    if topology.ray_address is None:
         yield ThisMachine()
         return
     import ray
 
-    cluster: LocalCluster | None = None
     try:
-        address = topology.ray_address
-        if address is None:
-            resource = asked.platform.ray_resource
-            cluster = LocalCluster.start(topology.nnodes, topology.devices_per_node, resource)
-            address = cluster.address
-        connect(address, asked.wait)
+        connect(topology.ray_address, asked.wait)
         yield RayNodes(asked)
     finally:
-        if ray.is_initialized():
-            ray.shutdown()
-        if cluster is not None:
-            cluster.close()
+        ray.shutdown()
 
 
 def _chosen(asked: Asked, resource: str) -> list[dict[str, Any]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from corral.atomic import write_text
 from corral.config.plan import Topology
@@ -17,7 +19,7 @@ from corral.findings import Finding, failures
 from corral.platform import detect
 from corral.workers.doctor.asked import Asked, SeenNode
 from corral.workers.doctor.examine import examine
-from corral.workers.doctor.places import places_of
+from corral.workers.doctor.places import cluster_of, places_of
 from corral.workers.doctor.table import lines
 
 DEVICES = {"cpu": "cpu", "gpu": "cuda", "npu": "npu"}
@@ -30,8 +32,11 @@ def run(args: argparse.Namespace) -> int:
     where, notices = _topology(asked)
     for notice in notices:
         print(notice, flush=True)
-    with places_of(where, asked) as places:
-        nodes, found = examine(places, asked)
+    with cluster_of(where, asked) as where:
+        with places_of(where, asked) as places:
+            nodes, found = examine(places, asked)
+        if not args.no_collective and not failures(found):
+            found += _collective(where, nodes, asked)
     took = time.monotonic() - began
     if args.json is not None:
         write_text(args.json, json.dumps(_report(nodes, found, took), indent=1) + "\n")
@@ -71,6 +76,22 @@ def asked_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Asked:
 def _topology(asked: Asked) -> tuple[Topology, list[str]]:
     """Where a run of this size would happen."""
     return topology(Trainer(nnodes=asked.nodes or 1, n_gpus_per_node=asked.devices or 1), asked.device, os.environ)
+
+
+def _collective(where: Topology, nodes: Sequence[SeenNode], asked: Asked) -> list[Finding]:
+    """What the ranks find when they talk to each other; on nodes that are not fit that would only say it again."""
+    there = min((node.devices or 1 for node in nodes), default=1)
+    devices = asked.devices or (1 if asked.device == "cpu" else there)
+    world = replace(where, nnodes=asked.nodes or len(nodes), devices_per_node=devices)
+    if world.world == 1 or world.ray_address is None:
+        return []
+    from corral.workers.collective_check import collective_findings
+
+    with tempfile.TemporaryDirectory(prefix="corral-doctor-") as folder:
+        try:
+            return collective_findings(world, folder, wait=asked.wait)
+        except InfraError as error:
+            return [Finding("collective", False, f"{world.world} ranks that start and talk", str(error))]
 
 
 def _report(nodes: Sequence[SeenNode], found: Sequence[Finding], took: float) -> dict[str, object]:

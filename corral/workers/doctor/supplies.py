@@ -22,15 +22,20 @@ def supplies(nodes: Sequence[SeenNode], asked: Asked) -> list[Finding]:
 
 
 def _files(nodes: Sequence[SeenNode], asked: Asked) -> list[Finding]:
-    """What no node has was named wrongly; what some have did not get everywhere."""
+    """What no node has was named wrongly, which is nobody's place; what some have did not get everywhere."""
     found = []
     for check, path in [*([("script", asked.script)] if asked.script else []), *(("paths", p) for p in asked.paths)]:
-        nowhere = all(path in node.facts.unreadable for node in nodes)
-        kind = "config" if nowhere else "infra"
-        fix = "name a path that every node has" if nowhere else "copy it to every node, or share it"
-        for node in nodes:
-            why = node.facts.unreadable.get(path)
-            found.append(Finding(check, why is None, path, why or "it", fix, node.number, kind=kind))
+        reasons = [node.facts.unreadable.get(path) for node in nodes]
+        if None not in reasons:
+            where = "on every node" if len(nodes) > 1 else "there"
+            fix = "name a path that every node has"
+            found.append(Finding(check, False, f"{path} {where}", str(reasons[0]), fix, kind="config"))
+            continue
+        fix = "copy it to every node, or share its folder"
+        found += [
+            Finding(check, why is None, path, why or path, fix, node.number)
+            for node, why in zip(nodes, reasons, strict=True)
+        ]
     return found
 
 

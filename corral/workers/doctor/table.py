@@ -28,16 +28,18 @@ def _devices(node: SeenNode) -> str:
 
 
 def _passed(found: Sequence[Finding]) -> list[str]:
-    """A row for what a check found, whoever found it."""
-    rows: dict[tuple[str, str], list[str]] = defaultdict(list)
+    """A row for what a check found, whoever found it; rows of a check stand together."""
+    rows: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for finding in found:
-        rows[finding.check, _short(finding.found)].append(finding.where())
-    wide = max((len(check) for check, _ in rows), default=0)
-    return [f"ok  {check:<{wide}}  {text}{_of(places)}" for (check, text), places in rows.items()]
+        rows[finding.check][_short(finding.found)].append(finding.where())
+    wide = max(map(len, rows), default=0)
+    return [
+        f"ok  {check:<{wide}}  {text}{_of(places)}" for check, texts in rows.items() for text, places in texts.items()
+    ]
 
 
 def _of(places: Sequence[str]) -> str:
-    named = [place for place in places if place]
+    named = list(dict.fromkeys(place for place in places if place))
     if not named:
         return ""
     return f"  ({', '.join(named)})" if len(named) <= 4 else f"  ({named[0]} and {len(named) - 1} more)"
