@@ -27,7 +27,7 @@ def comparison(report: ParityReport) -> list[Child]:
     if differing:
         parts.append(_rows(differing))
     if equal:
-        parts.append(folded(f"{text.count(len(equal), 'quantity', 'quantities')} that are equal", _rows(equal)))
+        parts.append(folded(f"Equal quantities: {len(equal)}", _rows(equal)))
     if len(report.rows) > len(rows):
         parts.append(el("p", f"{len(report.rows) - len(rows)} further rows are in result.json only", class_="note"))
     return parts

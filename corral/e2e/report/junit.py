@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from xml.etree import ElementTree
 
 from corral.e2e.report import text
@@ -34,7 +33,7 @@ def junit(story: Story) -> str:
         | {
             "name": text.line(result.case),
             "skipped": "0",
-            "time": f"{min(max(result.seconds, 0.0), 1e9) if math.isfinite(result.seconds) else 0.0:.3f}",
+            "time": f"{_seconds(result.seconds):.3f}",
             "timestamp": text.moment(result.started).strftime("%Y-%m-%dT%H:%M:%S"),
         },
     )
@@ -45,6 +44,11 @@ def junit(story: Story) -> str:
         left_out.text = f"{len(checks) - len(shown)} further checks are in result.json only"
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=False)
+
+
+def _seconds(value: float) -> float:
+    """Not negative, no minus zero either."""
+    return min(value, 1e9) if value > 0 else 0.0
 
 
 def _properties(story: Story) -> ElementTree.Element:

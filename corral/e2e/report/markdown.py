@@ -134,7 +134,7 @@ def _passed(story: Story) -> str:
         return ""
     table = "\n".join(_check_table(passed[:MOST_CHECKS]))
     more = f"\n\nand {len(passed) - MOST_CHECKS} more." if len(passed) > MOST_CHECKS else ""
-    title = f"{text.count(len(passed), 'expectation')} that hold"
+    title = f"Expectations that hold: {len(passed)}"
     return f"<details><summary>{title}</summary>\n\n{table}{more}\n\n</details>\n"
 
 

@@ -21,9 +21,9 @@ def line(text: object, most: int = 500) -> str:
     return fit(" ".join(str(text).split()), most)
 
 
-def count(number: int, thing: str, many: str = "") -> str:
+def count(number: int, thing: str) -> str:
     """`1 check`, `2 checks`."""
-    return f"{number} {thing if number == 1 else many or f'{thing}s'}"
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def seconds(value: float) -> str:

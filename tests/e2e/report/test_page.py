@@ -99,12 +99,15 @@ def test_the_page_needs_nothing_and_allows_nothing(tmp_path):
     assert "style=" not in html
 
 
-@pytest.mark.parametrize("broken", ["", "{", "[]", "null", '{"traceEvents": 3}', "[" * 10_000, "\x00\xff"])
+BROKEN = ["", "{", "[]", "null", '{"traceEvents": 3}', "[" * 10_000, "\x00\xff"]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=range(len(BROKEN)))
 def test_it_stands_whatever_the_records_are(tmp_path, broken):
     records(tmp_path)
     for file in tmp_path.glob("job/**/*"):
         if file.is_file():
-            file.write_bytes(broken.encode("utf-16-le"))
+            file.write_text(broken)
     page = page_of(crashed(), tmp_path)
     page.place("FAILED", "missing, broken or too big")
     shutil.rmtree(tmp_path / "job")
