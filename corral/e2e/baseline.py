@@ -19,7 +19,7 @@ from corral import atomic
 from corral.e2e.case import Tolerance
 from corral.e2e.metric_checks import Row, read_metrics
 from corral.e2e.read import Found, find_cases
-from corral.e2e.reading import Unreadable, nearest, read_text
+from corral.e2e.reading import Unreadable, nearest, read_json, read_text
 from corral.e2e.result import Check, Result, read_result
 from corral.errors import ConfigError
 
@@ -137,7 +137,7 @@ def accept(args: argparse.Namespace) -> int:
     result = read_result(args.result)
     folder = args.result if args.result.is_dir() else args.result.parent
     records = folder / _records(result)
-    found = _case(result)
+    found = _case(result, folder)
     new = _taken(result, found, records)
     file = baseline_file(found)
     try:
@@ -173,16 +173,22 @@ def _records(result: Result) -> str:
     return result.job.records or "job"
 
 
-def _case(result: Result) -> Found:
-    """The case as it is now: of the file the result names, when that is here, else of that name."""
-    if result.file and Path(result.file).is_file():
-        named = [found for found in find_cases([result.file]) if found.case.name == result.case]
-        if named:
-            return named[0]
-    found = next((found for found in find_cases([result.case]) if found.case.name == result.case), None)
-    if found is None:
-        raise ConfigError(f"no case is called {result.case!r} here; run this in the project that has it")
-    return found
+def _case(result: Result, folder: Path) -> Found:
+    """The case as it is now: of the file that ran, when that is here, else of that name. Raises ConfigError."""
+    for place in (_file_that_ran(folder), result.case):
+        for found in find_cases([place]) if place else ():
+            if found.case.name == result.case:
+                return found
+    raise ConfigError(f"no case is called {result.case!r} here; run this in the project that has it")
+
+
+def _file_that_ran(folder: Path) -> str | None:
+    """What case.json names, unless the run was on another machine, or the file is gone."""
+    try:
+        file = read_json(folder, "case.json")["file"]
+    except (Unreadable, KeyError, TypeError):
+        return None
+    return file if isinstance(file, str) and Path(file).is_file() else None
 
 
 def _taken(result: Result, found: Found, records: Path) -> Baseline:

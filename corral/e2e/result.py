@@ -94,12 +94,11 @@ class JobPart(_Record):
 
 class Result(_Record):
     """reason: "" when passed, else the first thing that is wrong. started: Unix time. where: local, or the service's
-    URL. file: of the case, as it was read. again: the command that runs it once more on this machine."""
+    URL. again: the command that runs it once more on this machine."""
 
     version: Literal[1] = 1
     case: str
     summary: str
-    file: str = ""
     status: Status
     reason: str
     exit_code: int

@@ -42,7 +42,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def leave(project: Path) -> Callable[..., Path]:
     """Makes the folder of a run that measured `rows`, judged by its baseline, and returns it."""
 
-    def make(rows: list[dict[str, Any]], name: str = "run", *, checks: tuple[Check, ...] = (), **fields: Any) -> Path:
+    def make(
+        rows: list[dict[str, Any]],
+        name: str = "run",
+        *,
+        checks: tuple[Check, ...] = (),
+        file: Path | None = None,
+        **fields: Any,
+    ) -> Path:
         folder = project / "runs" / name
         (folder / "job").mkdir(parents=True)
         (folder / "job" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -63,6 +70,7 @@ def leave(project: Path) -> Callable[..., Path]:
             "job": job,
         }
         Result(**{**known, **fields}).write(folder)
+        (folder / "case.json").write_text(json.dumps({"file": str(file or project / "e2e" / "small.yaml")}))
         return folder
 
     return make
@@ -255,11 +263,11 @@ def test_a_case_that_compares_nothing(leave, project, capsys):
     assert "expect.metrics.baseline" in refused(capsys, run)
 
 
-def test_a_case_outside_the_project_is_found_by_the_file_the_result_names(leave, project):
+def test_a_case_outside_the_project_is_found_by_the_file_that_ran(leave, project):
     elsewhere = project / "elsewhere" / "other.yaml"
     elsewhere.parent.mkdir()
     elsewhere.write_text(yaml.safe_dump({**CASE, "name": "other"}))
-    assert main(["e2e", "accept", str(leave(ROWS, case="other", file=str(elsewhere)))]) == 0
+    assert main(["e2e", "accept", str(leave(ROWS, case="other", file=elsewhere))]) == 0
     assert (elsewhere.parent / "baselines" / "other.json").is_file()
 
 
