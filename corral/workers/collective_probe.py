@@ -66,7 +66,8 @@ class Exchanges:
 
     def __init__(self, rank: Rank, mib: float) -> None:
         self._rank, self._device, self._mib = rank, device_of(rank), mib
-        self._sent = torch.full((int(mib * MIB),), rank.rank % 251, dtype=torch.uint8, device=self._device)
+        # float32: every backend has it
+        self._sent = torch.full((int(mib * MIB) // 4,), float(rank.rank), dtype=torch.float32, device=self._device)
         self._received = torch.zeros_like(self._sent)
 
     def speed(self, peer: int) -> tuple[Speed, bool]:
@@ -80,7 +81,7 @@ class Exchanges:
             self._swap(peer, self._sent.numel())
             self._swap(peer, 1)  # what was sent may still be in a buffer here; the peer's answer shows that it is there
             seconds = min(seconds, time.perf_counter() - start)
-        intact = bool((self._received == peer % 251).all())
+        intact = bool((self._received == float(peer)).all())
         return Speed(latency, self._mib / seconds), intact
 
     def _swap(self, peer: int, size: int) -> float:

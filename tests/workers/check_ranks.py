@@ -24,8 +24,8 @@ WRITTEN = "rank-{}.json"
 
 @dataclass(frozen=True)
 class Spec:
-    """faults: rank → absent, stopped:STEP[:PEER], wrong:CHECK, torch:VERSION. namespaces: a network namespace for each
-    node, whose interface eth0 has the address `address` % node; without, all ranks are on the loopback."""
+    """faults: rank → absent, stopped:STEP[:PEER], hangs:PEER, wrong:CHECK, torch:VERSION. namespaces: of each node one,
+    with an interface eth0, `address` being that of node 0; without them all ranks are on the loopback."""
 
     world: int
     devices: int
@@ -155,6 +155,8 @@ def plant(fault: str, me: int) -> None:
         _stop_at(*rest.split(":"))
     if kind == "wrong":
         _contribute_wrongly(rest, me)
+    if kind == "hangs":
+        _hang_with(int(rest))
     if kind == "torch":
         import torch
 
@@ -172,6 +174,19 @@ def _stop_at(step: str, peer: str = "") -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     Watched.enter = stop  # type: ignore[method-assign]
+
+
+def _hang_with(peer: int) -> None:
+    from corral.workers.collective_probe import Exchanges
+
+    speed = Exchanges.speed
+
+    def hang(self: Exchanges, to: int) -> Any:
+        while to == peer:
+            signal.pause()
+        return speed(self, to)
+
+    Exchanges.speed = hang  # type: ignore[method-assign]
 
 
 def _contribute_wrongly(check: str, me: int) -> None:
