@@ -71,7 +71,7 @@ def baseline_checks(found: Found, records: Path) -> list[Check]:
     except Unreadable as problem:
         return [_red(file.name, "a baseline", f"{problem}; restore it, or remove it and take a new one with {ACCEPT}")]
     if baseline is None:
-        return [_red(file.name, "a committed baseline", f"no {file}; take it with {ACCEPT}")]
+        return [_red(file.name, "a committed baseline", f"no {_near(file)}; take it with {ACCEPT}")]
     try:
         rows = read_metrics(records)
     except Unreadable as problem:
@@ -144,17 +144,17 @@ def accept(args: argparse.Namespace) -> int:
         old = read_baseline(file)
     except Unreadable as problem:
         raise ConfigError(f"{file}: {problem}; restore it with git, or remove it and accept again") from None
-    before = old.metrics if old else {}
-    changes = list(_changes(before, new.metrics))
+    changes = list(_changes(old.metrics if old else {}, new.metrics))
     if old is not None and not changes:
-        print(f"{file} stays as it is: the values are equal")
+        print(f"{_near(file)} stays as it is: the values are equal")
         return 0
     _print_table(changes)
     if args.dry_run:
-        print(f"{file} would change; without --dry-run it is written")
+        print(f"{_near(file)} would change; without --dry-run it is written")
         return 0
     atomic.write_text(file, json.dumps(new.model_dump(), indent=1) + "\n")
-    print(f"{file} is written: look at it with `git diff -- {file}` (`git status` when it is new), then commit it")
+    look = f"look at it with `git diff -- {_near(file)}`, then " if old else ""
+    print(f"{_near(file)} is written: {look}commit it")
     return 0
 
 
@@ -242,3 +242,8 @@ def _change(old: float, new: float) -> str:
 def _shown(value: float | None) -> str:
     """All its digits, as the file has them."""
     return "-" if value is None else repr(value)
+
+
+def _near(file: Path) -> Path:
+    """Relative to the working folder where it lies below it."""
+    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file

@@ -110,7 +110,7 @@ def test_a_case_without_a_baseline_says_how_to_take_one(leave, capsys):
     assert "`corral e2e accept RESULT`" in check.found
     assert main(["e2e", "accept", str(run)]) == 0
     assert all(check.ok for check in checks_of(run))
-    assert "git diff" in capsys.readouterr().out
+    assert "e2e/baselines/small.json is written: commit it" in capsys.readouterr().out
 
 
 def test_an_unintended_change_is_red_and_an_intended_one_is_a_command_and_a_diff(leave, project, capsys):
@@ -126,6 +126,7 @@ def test_an_unintended_change_is_red_and_an_intended_one_is_a_command_and_a_diff
 
     assert main(["e2e", "accept", str(other / "result.json")]) == 0
     out = capsys.readouterr().out.splitlines()
+    assert "`git diff -- e2e/baselines/small.json`" in out[-1]
     assert [line.split() for line in out[:2]] == [
         ["step", "metric", "old", "new", "change"],
         ["2", LOSS, "0.125", "0.15", "+20", "%"],
