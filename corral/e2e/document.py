@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from corral.errors import ConfigError
 
@@ -31,14 +34,12 @@ class Document:
 
 def read_document(file: Path) -> Document:
     """Raises ConfigError for what is not YAML, not a mapping, or has a key twice."""
-    import yaml
-
+    lines: dict[Place, int] = {}
     try:
-        text = file.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines: dict[Place, int] = {}
+        loader = _Loader(file.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
         _collect(node, (), lines, file)
-        content = yaml.safe_load(text)
+        content = None if node is None else loader.construct_document(node)
     except OSError as error:
         raise ConfigError(f"cannot read case {file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -53,10 +54,17 @@ def read_document(file: Path) -> Document:
     return Document(file, content, lines)
 
 
+class _Loader(yaml.SafeLoader):
+    """1e-9 is a number, as in YAML 1.2 and everywhere else; PyYAML follows 1.1, which wants 1.0e-9."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
 def _collect(node: Any, place: Place, lines: dict[Place, int], file: Path) -> None:
     """Lines of all keys below a node. YAML itself takes the last of two equal keys and says nothing."""
-    import yaml
-
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from corral.e2e.case import Case
-
-_EXPONENT = re.compile(r"[+-]?\d+[eE][+-]?\d+")  # a number everywhere but in YAML 1.1
 
 
 def mistakes(error: ValidationError, content: Mapping[str, Any]) -> list[tuple[Sequence[str | int], str]]:
@@ -36,8 +33,7 @@ def _said(problem: Mapping[str, Any], content: Mapping[str, Any]) -> str:
         return f"{'.'.join(place)} is missing"
     found = problem["input"]
     shown = "" if isinstance(found, dict | list) else f", found {type(found).__name__} {str(found)[:60]!r}"
-    hint = "; YAML 1.1 wants a point, as in 1.0e-9" if "number" in message and _EXPONENT.fullmatch(str(found)) else ""
-    return f"{'.'.join(place) or 'it'}: {message}{shown}{hint}"
+    return f"{'.'.join(place) or 'it'}: {message}{shown}"
 
 
 def _keys_at(place: Sequence[str]) -> list[str]:

@@ -35,10 +35,11 @@ class Found:
 
 def project_root(found: Found) -> Path:
     """The folder that `source` is relative to. For cases that come with Corral: its checkout, else share/corral where
-    it is installed; for others the git work tree around the file, else the file's folder."""
+    it is installed; for others the git work tree around the file, else the file's folder, or the one around e2e/."""
     if not found.shipped:
+        here = found.file.parent
         around = (folder for folder in found.file.parents if (folder / ".git").exists())
-        return next(around, found.file.parent)
+        return next(around, here.parent if here.name == PROJECT.name else here)
     checkout = SHIPPED.parents[2]
     if (checkout / "pyproject.toml").is_file():
         return checkout
