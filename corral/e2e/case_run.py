@@ -85,7 +85,7 @@ class CaseRun:
     def _work(self) -> None:
         case = self.found.case
         if wrong := problems(self.found):
-            raise ConfigError(f"case {case.name}: {'; '.join(wrong)}")
+            raise ConfigError("; ".join(wrong))
         if self.options.on is not None:
             probe(self.options.on, self._patience)
         places = self._places()
@@ -203,13 +203,13 @@ class CaseRun:
 
     def _broken_off(self, error: CorralError) -> Result:
         """Half a run meets no expectations; saying which would only hide the reason."""
-        self.checks = []
+        self.checks, reason = [], str(error).removeprefix(f"case {self.found.case.name}: ")
         kind = next((name for cls, name in _CLASSES.items() if isinstance(error, cls)), "user")
         if isinstance(error, Interrupted):
-            return self.result(Judged("INTERRUPTED", str(error), error.exit_code, "cancel"))
+            return self.result(Judged("INTERRUPTED", reason, error.exit_code, "cancel"))
         if isinstance(error, DeadlineError):
-            return self.result(Judged("TIMEOUT", str(error), error.exit_code, "timeout"))
-        return self.result(Judged("FAILED", str(error), error.exit_code, kind))
+            return self.result(Judged("TIMEOUT", reason, error.exit_code, "timeout"))
+        return self.result(Judged("FAILED", reason, error.exit_code, kind))
 
     def result(self, judged: Judged) -> Result:
         case = self.found.case

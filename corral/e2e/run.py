@@ -20,6 +20,7 @@ from corral.e2e.console import Console
 from corral.e2e.problems import problems
 from corral.e2e.read import Found, find_cases
 from corral.e2e.report import write_reports
+from corral.e2e.report.github import announce, match_tracebacks
 from corral.e2e.report.terminal import lines
 from corral.e2e.result import Result, read_result
 from corral.e2e.submission import Places, Role, request_of, source_of, with_metrics
@@ -56,12 +57,14 @@ def replay(args: argparse.Namespace) -> int:
 
 def _run_all(chosen: Sequence[Found], runs: Path, options: Options) -> int:
     results: list[Result] = []
+    match_tracebacks(os.environ)
     for found in chosen:
         results.append(_run_one(found, runs, options))
         if results[-1].status == "INTERRUPTED":
             break
     if len(chosen) > 1:
-        print("\n".join(_summary(results, len(chosen))), flush=True)
+        *shown, verdict = _summary(results, len(chosen))
+        print("\n".join([*shown, verdict]), flush=True)
     return next((result.exit_code for result in results if result.status != "PASSED"), 0)
 
 
@@ -76,10 +79,7 @@ def _run_one(found: Found, runs: Path, options: Options) -> Result:
         result.write(folder)
         write_reports(result, folder)
         console.say(*lines(result, folder), result.line())
-    if github.current_run() is not None:
-        from corral.e2e.report.github import announce
-
-        announce(result, folder, os.environ)
+    announce(result, folder, os.environ)
     return result
 
 

@@ -1,0 +1,339 @@
+"""`corral e2e run` on small real jobs: what it says, how it exits, what it leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from corral.cli import main
+from corral.job.protocol.submit import SubmitRequest
+from tests.e2e.small import Done, Project, failed, is_gone, read, serving, until, using
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service that is there already."""
+    with serving(tmp_path_factory.mktemp("service") / "data") as it:
+        yield it
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path / "project")
+
+
+PARITY = {"args": ["alone"], "rtol": 0, "atol": 1e-9}
+
+
+def test_a_case_on_a_service_of_its_own(project):
+    project.case("good", "print('works on', sys.argv[1:]); plan(); metrics()", parity=PARITY, args=["--x=$HOME"])
+    done = project.run("good")
+    assert done.code == 0, done.out + done.err
+    assert done.last.startswith("VERDICT: PASSED good in ")
+    assert "works on ['--x=$HOME']\n" in done.out
+    assert "works on ['--x=$HOME', 'alone']\n" in done.out
+    folder, result = project.folder("good"), project.result("good")
+    assert (result["status"], result["exit_code"], result["reason"]) == ("PASSED", 0, "")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "case.json", "console.log", "job", "junit.xml", "reference", "report.html", "report.md", "result.json",
+    ]  # fmt: skip
+    assert sorted(path.name for path in (folder / "job").iterdir()) == [
+        "driver.log", "end.json", "metrics.jsonl", "plan.json", "preflight.json",
+    ]  # fmt: skip
+    for part, args in (("job", ["--x=$HOME"]), ("reference", ["--x=$HOME", "alone"])):
+        assert result[part]["command"] == ["python3", "good.py", *args]
+        assert [state for state, _ in result[part]["states"]][-2:] == ["CLEANING", "SUCCEEDED"]
+        assert result[part]["verdict"]["status"] == "SUCCEEDED"
+        assert result[part]["preflight"]
+    assert result["parity"]["first"] is None
+    assert result["parity"]["compared"]["metrics"] == 1
+    assert sorted((folder / "console.log").read_text().splitlines()) == sorted((done.out + done.err).splitlines())
+    assert using(project.root.parent) == []
+
+
+def test_several_cases_and_each_way_to_fail(project, url):
+    """The exit code is that of the first that did not pass; the last line tells of all."""
+    project.case("good", tiers=["mine"])
+    project.case("loss", "plan(world=8); metrics(loss=float('nan'))", tiers=["mine"])
+    program = "def train():\n    raise ValueError('no data')\ntrain()"
+    project.case("raises", program, tiers=["mine"])
+    project.case("code", "plan(); metrics(); sys.exit(3)", tiers=["mine"])
+    project.case("late", "plan(); metrics(); time.sleep(600)", tiers=["mine"], deadlines={"run": 1, "start": 120})
+    project.case("expected", "sys.exit(9)", tiers=["mine"], expect={"status": "FAILED", "exit_code": 9})
+    done = project.run("--tier", "mine", "--on", url)
+    results = {name: project.result(name) for name in ("good", "loss", "raises", "code", "late", "expected")}
+    codes = {name: (result["status"], result["exit_code"], result["failure_class"]) for name, result in results.items()}
+    assert codes == {
+        "good": ("PASSED", 0, None),
+        "loss": ("FAILED", 1, None),
+        "raises": ("FAILED", 1, "user"),
+        "code": ("FAILED", 3, "user"),
+        "late": ("TIMEOUT", 124, "timeout"),
+        "expected": ("PASSED", 0, None),
+    }
+    assert failed(results["loss"]) == ["plan topology.world", "loss"]
+    assert failed(results["raises"])[:2] == ["status", "exit code"]
+    first = results["raises"]["checks"][0]
+    line = (project.root / "raises.py").read_text().splitlines().index("    raise ValueError('no data')") + 1
+    assert (first["file"], first["line"]) == ("raises.py", line)
+    assert "ValueError: no data" in results["raises"]["reason"]
+    assert results["code"]["where"] == url
+    assert done.code == 3, done.out  # of `code`, the first by name
+    *_, late, loss, raises, verdict = done.out.splitlines()
+    assert [row.split()[:2] for row in (late, loss, raises)] == [
+        ["TIMEOUT", "late"],
+        ["FAILED", "loss"],
+        ["FAILED", "raises"],
+    ]
+    assert verdict.startswith("VERDICT: FAILED 2 of 6 cases in ")
+    assert "; first code: status: expected SUCCEEDED" in verdict
+
+
+def test_two_runs_that_differ_and_a_reference_that_fails(project, url):
+    project.case("differs", "plan(); metrics(loss=1.0 if 'alone' in sys.argv else 1.5)", parity=PARITY)
+    project.case("broken", "plan(); metrics(); sys.exit('alone' in sys.argv and 4)", parity=PARITY)
+    done = project.run("differs", "broken", "--on", url)
+    assert done.code == 1, done.out
+    differs, broken = project.result("differs"), project.result("broken")
+    assert (differs["status"], differs["exit_code"]) == ("FAILED", 1)
+    assert differs["parity"]["first"]["name"] == "loss"
+    assert (project.folder("differs") / differs["parity"]["dumped"]).is_dir()
+    assert failed(broken) == ["reference run"]
+    assert (broken["exit_code"], broken["failure_class"], broken["parity"]) == (4, "user", None)
+    done = project.run("differs", "--on", url, "--no-parity")
+    assert done.code == 0, done.out
+
+
+def test_what_is_recorded_is_replayed_by_the_next_run(project, url, tmp_path):
+    """Through the cache: recorded into the run folder, kept after a run that passed, sent with the next source."""
+    (tmp_path / "data").mkdir()
+    program = """
+dump = pathlib.Path(os.environ["DUMP"])
+known = (dump / "a/1/tokens").exists()
+if not known:
+    assert dump == run / "rollouts", dump
+    (dump / "a/1").mkdir(parents=True)
+    (dump / "a/1/tokens").write_text("1 2 3")
+assert (dump / "a/1/tokens").read_text() == "1 2 3"
+assert pathlib.Path(os.environ["DATA"]).is_dir()
+plan(); metrics(replayed=int(known))
+"""
+    project.case(
+        "records",
+        program,
+        needs={"data": {"path": str(tmp_path / "data")}},
+        env={"DUMP": "{rollouts}", "DATA": "{data}"},
+        rollouts={"steps": [1]},
+        parity=PARITY,
+    )
+    assert project.run("records", "--on", url, "--metric", "replayed=1").code == 1  # not passed: nothing is kept
+    assert project.run("records", "--on", url, "--metric", "replayed=0").code == 0
+    done = project.run("records", "--on", url, "--metric", "replayed=1")
+    assert done.code == 0, done.out
+
+
+def test_what_cannot_run_is_refused_before_anything_starts(project):
+    project.case("absent", script="scripts/train.sh")
+    project.case("good")
+    (project.root / "train.sh").write_text("exit 0\n")
+    done = project.run("absent")
+    assert done.code == 78
+    assert "script scripts/train.sh is not in the source" in done.last
+    result = project.result("absent")
+    assert (result["status"], result["failure_class"], result["job"]) == ("FAILED", "config", None)
+    assert not (project.folder("absent") / "service").exists()
+    assert "job rj-" not in done.out + done.err
+    (project.root / "e2e/bad.yaml").write_text("name: bad\nnodes: 2\n")
+    for words in (["bad"], ["nothing"], [], ["good", "--metric", "loss"], ["good", "--on", "ftp://x"]):
+        done = project.run(*words)
+        assert (done.code, done.out) == (78, ""), words
+        assert done.err.count("\n") == 1
+    assert sorted(path.name for path in project.runs.iterdir()) == ["absent"]
+
+
+def test_a_service_that_does_not_answer(project):
+    project.case("good", needs={"made": {"make": ["no-such-command", "{out}"]}})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        done = project.run("good", "--on", url, "--reconnect-timeout", 0.3)
+    assert done.code == 69
+    assert f"no answer from the service at {url}" in done.last
+    assert project.result("good")["failure_class"] == "infra"
+
+
+def test_dry_run_shows_the_requests_and_makes_nothing(project, capsys, monkeypatch):
+    project.case(
+        "shown",
+        topology={"nodes": 2, "devices_per_node": 4},
+        needs={"data": {"make": ["data", "arithmetic", "{out}"]}},
+        env={"DATA": "{data}", "DUMP": "{rollouts}/x"},
+        rollouts={"steps": [1]},
+        retries=2,
+        parity=PARITY,
+    )
+    monkeypatch.chdir(project.root)
+    monkeypatch.setenv("CORRAL_CACHE", str(project.root.parent / "cache"))
+    assert main(["e2e", "run", "shown", "--dry-run"]) == 0
+    one, other = (SubmitRequest.model_validate(each) for each in yaml.safe_load_all(capsys.readouterr().out))
+    assert (one.resources.nodes, one.resources.accelerators_per_node, one.retry.infra) == (2, 4, 2)
+    assert (other.resources.devices, other.args) == (1, ["alone"])
+    assert one.bundle == other.bundle
+    assert one.env["DUMP"] == "{run_dir}/rollouts/x"
+    assert one.env["DATA"].startswith(str(project.root.parent / "cache"))
+    assert one.preflight.paths == [one.env["DATA"]]
+    assert one.labels == {"e2e.case": "shown", "e2e.role": "main"}
+    assert (one.timeouts.queue, one.timeouts.run, one.timeouts.hang) == (60, 120, None)
+    assert not (project.root.parent / "cache").exists()
+    assert not project.runs.exists()
+
+
+WAITS = "plan(); metrics(); mark('runs'); print('waiting', flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
+def test_a_signal_cancels_the_job_and_leaves_nothing(project, number, code):
+    project.case("waits", WAITS)
+    process = project.start("waits")
+    pid = project.marked("runs")
+    assert project.result("waits")["status"] == "INTERRUPTED"  # until it has another end
+    process.send_signal(number)
+    done = Done(process)
+    assert done.code == code
+    assert done.last.startswith(f"VERDICT: INTERRUPTED waits: {number.name}")
+    result = project.result("waits")
+    assert (result["status"], result["exit_code"], result["checks"]) == ("INTERRUPTED", code, [])
+    assert result["job"]["verdict"]["status"] == "CANCELLED"
+    assert (project.folder("waits") / "job/driver.log").read_text() == "waiting\n"
+    assert is_gone(pid)
+    assert using(project.root.parent) == []
+    assert not (project.folder("waits") / "service").exists()
+
+
+def test_a_killed_runner_takes_everything_along(project):
+    project.case("waits", WAITS)
+    process = project.start("waits")
+    pid = project.marked("runs")
+    process.kill()
+    process.communicate()
+    until(lambda: is_gone(pid) and not using(project.root.parent), "everything of the run ends")
+    assert project.result("waits")["reason"] == "it was killed before its end"
+
+
+@pytest.mark.slow
+def test_a_second_signal_leaves_at_once_and_the_rest_ends_by_itself(project):
+    project.case("waits", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAITS)
+    process = project.start("waits")
+    pid = project.marked("runs")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "cancel sent" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert Done(process, 10).code == 130
+    until(lambda: is_gone(pid) and not using(project.root.parent), "everything of the run ends")
+
+
+@pytest.mark.slow
+def test_a_killed_service_is_said_and_its_job_is_ended(project):
+    project.case("waits", WAITS)
+    process = project.start("waits", "--reconnect-timeout", 2)
+    pid = project.marked("runs")
+    (service,) = [one for one in using(project.root.parent) if " serve --private " in one]
+    import os
+
+    os.kill(int(service.split()[0]), signal.SIGKILL)
+    done = Done(process)
+    assert done.code == 75
+    assert "verdict not obtainable" in done.last
+    assert is_gone(pid)
+    assert using(project.root.parent) == []
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(project):
+    project.case("one", "plan(); metrics(); print('I am one', flush=True)")
+    project.case("two", "plan(); metrics(); print('I am two', flush=True)")
+    both = [project.start("one"), project.start("two")]
+    for name, done in zip(("one", "two"), map(Done, both), strict=True):
+        assert done.code == 0, done.out + done.err
+        assert (project.folder(name) / "job/driver.log").read_text() == f"I am {name}\n"
+    ports = {project.result(name)["job"]["url"].split("/api")[0] for name in ("one", "two")}
+    assert len(ports) == 2
+
+
+def test_a_result_is_replayed_as_it_was(project, tmp_path):
+    file = project.case("good", "print('attempt', os.environ['N'], flush=True); plan(); metrics()", env={"N": "1"})
+    project.case("other", "plan(); metrics(loss=1.0 if 'alone' in sys.argv else 1.5)", parity=PARITY)
+    assert project.run("good").code == 0
+    first = project.folder("good")
+    file.write_text(file.read_text().replace("N: '1'", "N: '2'"))
+    done = project.run(first / "result.json", command="replay")
+    assert done.code == 0, done.out + done.err
+    (second,) = set((project.runs / "good").iterdir()) - {first}
+    assert (second / "job/driver.log").read_text() == "attempt 1\n"
+    again = read(second)["again"].split()
+    assert again[:3] == ["corral", "e2e", "replay"]
+    assert Path(again[3]) == second
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in ("result.json", "case.json"):
+        (moved / name).write_text((first / name).read_text().replace(str(file), "/not/on/this/machine/good.yaml"))
+    (moved / "case.json").write_text((moved / "case.json").read_text().replace('"good"', '"gone"'))
+    done = project.run(moved, command="replay")
+    assert (done.code, done.err.count("\n")) == (78, 1)
+    assert "case gone is not here" in done.err
+    (moved / "case.json").unlink()
+    assert project.run(moved, command="replay").code == 78
+
+
+@pytest.mark.slow
+def test_secrets_of_a_local_run_come_from_the_environment_and_stay_out_of_its_records(project):
+    project.case("secret", "print('it is', os.environ['KEY'], flush=True); plan(); metrics()", secrets=["KEY"])
+    done = project.run("secret")
+    assert done.code == 78
+    assert done.last.endswith("secret KEY is not set; on local it comes from the environment")
+    done = project.run("secret", KEY="hunter2-and-more")
+    assert done.code == 0
+    assert "it is ***\n" in done.out
+    folder = max((project.runs / "secret").iterdir())
+    held = [path for path in folder.rglob("*") if path.is_file() and b"hunter2-and-more" in path.read_bytes()]
+    assert held == []
+
+
+def test_in_github_actions_nothing_a_job_prints_is_a_command(project, url, tmp_path):
+    for name in ("summary", "output"):
+        (tmp_path / name).write_text("")
+    project.case("prints", "print('::error::mine'); sys.exit(3)")
+    actions = {
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_REPOSITORY": "o/r",
+        "GITHUB_SHA": "0" * 40,
+        "GITHUB_RUN_ID": "7",
+        "GITHUB_WORKSPACE": str(project.root),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+    }
+    done = project.run("prints", "--on", url, **actions)
+    assert done.code == 3
+    obeyed, token = [], None
+    for line in done.out.splitlines():
+        if token is not None:
+            token = None if line == f"::{token}::" else token
+        elif line.startswith("::stop-commands::"):
+            token = line.removeprefix("::stop-commands::")
+        elif line.startswith("::"):
+            obeyed.append(line)
+    assert not any("::mine" in line for line in obeyed)
+    assert any(line.startswith("::error") for line in obeyed)
+    assert "prints" in (tmp_path / "summary").read_text()
+    assert "FAILED" in (tmp_path / "output").read_text()
+    view = json.loads((project.folder("prints") / "result.json").read_text())["job"]
+    assert view["verdict"]["exit_code"] == 3
