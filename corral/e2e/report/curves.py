@@ -9,7 +9,7 @@ from corral.e2e.report import text
 from corral.e2e.report.html import Child, Element, el, folded, table
 from corral.e2e.report.records import Steps
 
-MOST_CURVES, MOST_POINTS, MOST_FIGURES = 60, 300, 400
+MOST_CURVES, MOST_POINTS, MOST_FIGURES = 120, 300, 400
 _FIRST = (
     "critic/score/mean",
     "actor/pg_loss",
@@ -114,16 +114,18 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def _last_step(first: list[str], others: list[str], main: Steps, reference: Steps | None) -> list[Child]:
-    names = [*first, *others]
+    """All figures behind a fold; those a reader looks for first stand before it when there are no curves."""
     last = main.rows[-1]
     step = last.get("step", float(len(main.rows)))
     other = next((row for row in reversed(reference.rows) if row.get("step") == step), None) if reference else None
-    rows = [_figure(name, last[name], other) for name in names[:MOST_FIGURES] if name in last]
     heads = ["metric", "this run"] + (["reference run", "difference"] if other is not None else [])
-    title = f"Step {step:.0f} in numbers"
-    folds = len(main.rows) > 1 or len(rows) > 40
-    shown = table(heads, rows, "numbers")
-    return [folded(title, shown)] if folds else [el("h3", title), shown]
+
+    def figures(names: list[str]) -> Element:
+        rows = (_figure(name, last[name], other) for name in names[:MOST_FIGURES] if name in last)
+        return table(heads, rows, "numbers")
+
+    everything = folded(f"Step {step:.0f} in numbers", figures([*first, *others]))
+    return [figures(first), everything] if first and len(main.rows) == 1 else [everything]
 
 
 def _figure(name: str, value: float, other: dict[str, float] | None) -> list[Child]:
