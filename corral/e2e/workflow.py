@@ -26,8 +26,8 @@ def write(args: Namespace) -> int:
         if command is None:
             raise ConfigError(f"name cases: {args.out} is not there or not written by Corral; see `corral e2e list`")
         options = parsed(command, args.out)
-    cases = [found.case for found in find_cases(options.cases, options.tier)]
-    text = rendered(options, cases, existing or "")
+    found = find_cases(options.cases, options.tier)
+    text = rendered(options, found, existing or "")
     if args.check:
         return _compared(args.out, existing, text)
     if existing is not None and not untouched(existing):
@@ -40,7 +40,7 @@ def write(args: Namespace) -> int:
         return 0
     atomic.write_text(args.out, text)
     print(f"wrote {args.out}; commit it, and require the check `e2e-verdict`")
-    _warn(options, minutes(cases, options.service_url == LOCAL))
+    _warn(options, minutes([one.case for one in found], options.service_url == LOCAL))
     return 0
 
 

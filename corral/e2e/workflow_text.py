@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from corral import __version__
 from corral.e2e.case import Case
+from corral.e2e.read import Found
 from corral.e2e.workflow_options import LOCAL, words
 from corral.errors import ConfigError
 
@@ -39,11 +40,11 @@ _FORMS = {
 }
 
 
-def rendered(args: Namespace, cases: Sequence[Case], existing: str = "") -> str:
-    """The whole file. cases: what its names stand for. existing: the file so far; pins of actions that are newer there
+def rendered(args: Namespace, found: Sequence[Found], existing: str = "") -> str:
+    """The whole file. found: the cases it runs. existing: the file so far; pins of actions that are newer there
     stay, so that whoever updates them need not tell Corral. Raises ConfigError for a value that cannot be."""
     _check(args)
-    text = _filled(TEMPLATE.read_text(encoding="utf-8"), _flags(args), _values(args, cases))
+    text = _filled(TEMPLATE.read_text(encoding="utf-8"), _flags(args), _values(args, found))
     text = _with_newer_pins(text, existing)
     head = f"{_FIRST}\n# {words(args)}\n"
     return f"{head}# corral: {_digest(head + text)}\n{text}"
@@ -112,9 +113,9 @@ def _install(args: Namespace) -> list[str]:
     return list(args.install or default)
 
 
-def _values(args: Namespace, cases: Sequence[Case]) -> dict[str, str]:
+def _values(args: Namespace, found: Sequence[Found]) -> dict[str, str]:
     local, on_hosted = args.service_url == LOCAL, hosted(args)
-    bound = minutes(cases, local)
+    bound = minutes((one.case for one in found), local)
     limits = "prepare, start, run, stop and collecting" if local else "queue, start, run, stop and collecting"
     said = f"Of all jobs: {limits}; and {_SPARE} minutes."
     if on_hosted and bound > HOSTED_MINUTES:
@@ -129,7 +130,7 @@ def _values(args: Namespace, cases: Sequence[Case]) -> dict[str, str]:
         "owner": _quoted(args.owner or ""),
         "light_runner": _scalar(args.light_runner),
         "runner": _scalar(runner[0]) if len(runner) == 1 else f"[{', '.join(map(_scalar, runner))}]",
-        "patterns": _block([*args.paths, args.out.as_posix()] if args.paths else ["**"], 12),
+        "patterns": _block(_patterns(args, found), 12),
         "title": _quoted(f"Prove {' '.join(args.cases) or f'tier {args.tier}'}"),
         "minutes_are": said,
         "minutes": str(bound),
@@ -142,6 +143,16 @@ def _values(args: Namespace, cases: Sequence[Case]) -> dict[str, str]:
         "secret": args.token_secret,
         "cases": shlex.join(named),
     }
+
+
+def _patterns(args: Namespace, found: Sequence[Found]) -> list[str]:
+    """What has to be proved: with some files also this one and those of the cases, as far as they lie here."""
+    if not args.paths:
+        return ["**"]
+    here = Path.cwd()
+    files = [args.out.absolute(), *(one.file for one in found)]
+    inside = [file.relative_to(here).as_posix() for file in files if file.is_relative_to(here)]
+    return list(dict.fromkeys([*args.paths, *inside]))
 
 
 def _scalar(text: str) -> str:
@@ -182,6 +193,8 @@ def _check(args: Namespace) -> None:
             or ".." in path.parts
         ):
             raise ConfigError(f"case {case!r}: give a name, or a .yaml file by its path in this repository")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.ya?ml", args.out.name):
+        raise ConfigError(f"--out {str(args.out)!r}: a workflow is called like e2e.yml, without blanks")
     if args.container_options and not args.image:
         raise ConfigError("--container-options needs --image: without a container there is nothing to set")
 

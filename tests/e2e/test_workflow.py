@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ from corral.e2e.workflow_text import minutes
 
 ROOT = Path(__file__).parents[2]
 PIN = re.compile(r"uses: ([\w./-]+)@([0-9a-f]{40} # v[\d.]+)")
+SMALL = "e2e/small.yaml"  # by its file, which spares reading the cases that come with Corral
 CASE = "name: small\nsummary: a small one\ncommand: ['true']\ndeadlines: {queue: 60, start: 60, run: 120, stop: 15}\n"
+
+
+def read(file: Path) -> dict[Any, Any]:
+    document = yaml.load(file.read_text(), yaml.CSafeLoader)
+    assert isinstance(document, dict)
+    return document
 
 
 @pytest.fixture
@@ -28,19 +36,21 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def generate(folder: Path, *options: str, case: str = "two-node-ppo") -> Path:
-    file = folder / "e2e_multinode.yml"
-    assert main(["e2e", "workflow", case, "--out", str(file), *options]) == 0
-    return file
+def generate(folder: Path, *options: str) -> Path:
+    """The workflow of a project in this folder with one case."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "small.yaml").write_text(CASE)
+    with chdir(folder):
+        assert main(["e2e", "workflow", "small.yaml", "--out", "e2e_multinode.yml", *options]) == 0
+    return folder / "e2e_multinode.yml"
 
 
 def written(*options: str) -> dict[str, Any]:
     file = Path("e2e_multinode.yml")
     file.unlink(missing_ok=True)
-    assert main(["e2e", "workflow", "small", "--out", str(file), *options]) == 0
-    document = yaml.safe_load(file.read_text())
-    document["on"] = document.pop(True)
-    assert isinstance(document, dict)
+    assert main(["e2e", "workflow", SMALL, "--out", str(file), *options]) == 0
+    document = read(file)
+    document["on"] = document.pop(True)  # YAML takes `on` for a truth
     return document
 
 
@@ -61,7 +71,7 @@ def names(job: dict[str, Any]) -> list[str]:
 def test_corrals_own_workflow_is_up_to_date(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert main(["e2e", "workflow", "--check"]) == 0, capsys.readouterr()
-    jobs = yaml.safe_load(Path(".github/workflows/e2e_multinode.yml").read_text())["jobs"]
+    jobs = read(Path(".github/workflows/e2e_multinode.yml"))["jobs"]
     assert "two-node-ppo --on local" in jobs["e2e"]["steps"][-3]["run"]
     assert jobs["changes"]["steps"][1]["env"]["PATTERNS"] == "**\n"  # every change
 
@@ -95,7 +105,7 @@ def test_on_a_service(project):
         "Keep the reports",
     ]  # fmt: skip
     prove, clean = job["steps"][4:6]
-    assert prove["run"] == 'exec corral e2e run small --on "${CORRAL_URL}"'
+    assert prove["run"] == 'exec corral e2e run e2e/small.yaml --on "${CORRAL_URL}"'
     assert clean["if"] == "always()"
     assert "continue-on-error" not in clean
     assert prove["env"] == clean["env"] == {"CORRAL_TOKEN": "${{ secrets.JOBS }}"}
@@ -149,7 +159,7 @@ def test_install_and_python(project):
 def test_a_tier_instead_of_names(project):
     Path("out.yml").unlink(missing_ok=True)
     assert main(["e2e", "workflow", "--tier", "pr", "--out", "out.yml"]) == 0
-    job = yaml.safe_load(Path("out.yml").read_text())["jobs"]["e2e"]
+    job = read(Path("out.yml"))["jobs"]["e2e"]
     assert job["steps"][-3]["run"] == "exec corral e2e run --tier pr --on local"
     assert job["name"] == "Prove tier pr"
 
@@ -185,22 +195,22 @@ def test_the_same_again_and_with_other_options(project, capsys):
     file = Path("w/e2e.yml")
     options = ["--out", str(file)]
     first = ["--paths", "a b/**", "!c'd/**", "--owner", "team", "--container-options=--dns 1.2.3.4", "--image", "i"]
-    assert main(["e2e", "workflow", "small", *options, *first]) == 0
+    assert main(["e2e", "workflow", SMALL, *options, *first]) == 0
     text = file.read_text()
-    assert yaml.safe_load(text)["jobs"]["changes"]["steps"][1]["env"]["PATTERNS"].splitlines() == [
-        "a b/**", "!c'd/**", "w/e2e.yml",
+    assert read(file)["jobs"]["changes"]["steps"][1]["env"]["PATTERNS"].splitlines() == [
+        "a b/**", "!c'd/**", "w/e2e.yml", "e2e/small.yaml",
     ]  # fmt: skip
     assert main(["e2e", "workflow", *options, "--check"]) == 0
     assert main(["e2e", "workflow", *options]) == 0
     assert file.read_text() == text
-    assert main(["e2e", "workflow", "small", *options, "--check"]) == 1
-    assert main(["e2e", "workflow", "small", *options]) == 0
+    assert main(["e2e", "workflow", SMALL, *options, "--check"]) == 1
+    assert main(["e2e", "workflow", SMALL, *options]) == 0
     assert file.read_text() != text
     assert main(["e2e", "workflow", *options, "--check"]) == 0
 
 
 def test_a_file_is_stale_when_its_case_has_changed(project, capsys):
-    assert main(["e2e", "workflow", "small"]) == 0
+    assert main(["e2e", "workflow", SMALL]) == 0
     assert main(["e2e", "workflow", "--check"]) == 0
     Path("e2e/small.yaml").write_text(CASE.replace("run: 120", "run: 1200"))
     capsys.readouterr()
@@ -214,10 +224,10 @@ def test_a_file_is_stale_when_its_case_has_changed(project, capsys):
 
 def test_a_file_that_was_edited_is_left_alone(project, capsys):
     file = Path(".github/workflows/e2e_multinode.yml")
-    assert main(["e2e", "workflow", "small"]) == 0
+    assert main(["e2e", "workflow", SMALL]) == 0
     edited = file.read_text().replace("retention-days: 14", "retention-days: 90")
     file.write_text(edited)
-    assert "was edited since" in refused(capsys, "small", "--owner", "team")
+    assert "was edited since" in refused(capsys, SMALL, "--owner", "team")
     assert "was edited since" in refused(capsys)
     assert main(["e2e", "workflow", "--check"]) == 1
     assert "was edited" in capsys.readouterr().err
@@ -228,21 +238,21 @@ def test_a_file_of_somebody_else_is_left_alone(project, capsys):
     file = Path(".github/workflows/e2e_multinode.yml")
     file.parent.mkdir(parents=True)
     file.write_text("on: push\n")
-    assert "was not written by" in refused(capsys, "small")
+    assert "was not written by" in refused(capsys, SMALL)
     assert "name cases" in refused(capsys)
     assert "name cases" in refused(capsys, "--check")
-    assert main(["e2e", "workflow", "small", "--check"]) == 1
+    assert main(["e2e", "workflow", SMALL, "--check"]) == 1
     assert file.read_text() == "on: push\n"
 
 
 def test_pins_that_somebody_updated_stay(project):
     file = Path(".github/workflows/e2e_multinode.yml")
-    assert main(["e2e", "workflow", "small"]) == 0
+    assert main(["e2e", "workflow", SMALL]) == 0
     (_, pin), *_ = PIN.findall(file.read_text())
     newer, older = f"{'a' * 40} # v99.0.0", f"{'b' * 40} # v1"
     file.write_text(file.read_text().replace(pin, newer))
     assert main(["e2e", "workflow", "--check"]) == 0
-    assert main(["e2e", "workflow", "small", "--owner", "team"]) == 0
+    assert main(["e2e", "workflow", SMALL, "--owner", "team"]) == 0
     assert newer in file.read_text()
     file.write_text(file.read_text().replace(newer, older))
     assert main(["e2e", "workflow", "--check"]) == 1
@@ -254,23 +264,25 @@ def test_pins_that_somebody_updated_stay(project):
     ("options", "said"),
     [
         (["other"], "no case is called 'other'"),
-        (["small", "--owner", "a b"], "--owner 'a b' is not the name of a GitHub user"),
-        (["small", "--owner", "x' || 'y"], "--owner"),
-        (["small", "--branch", "a b"], "--branch"),
-        (["small", "--schedule", "daily"], "five fields of cron"),
-        (["small", "--token-secret", "A }} B"], "--token-secret"),
-        (["small", "--python", "3.11'"], "--python"),
-        (["small", "--runner", "a\nb"], "control character"),
-        (["small", "--runner", ""], "is empty"),
-        (["small", "--paths", "a\nb"], "control character"),
-        (["small", "--paths", "${{ github.head_ref }}"], "an expression cannot stand here"),
-        (["small", "--install", "echo ${{ vars.X }}"], "an expression cannot stand here"),
-        (["small", "--runner", "${{ github.head_ref }}"], "not of the form ${{ vars.NAME }}"),
-        (["small", "--service-url", "${{ secrets.URL }}"], "not of the form ${{ vars.NAME }}"),
-        (["small", "--image", "i:${{ vars.X"], "not of the form ${{ vars.NAME }}"),
-        (["small", "--container-options", "--dns 1.1.1.1"], "needs --image"),
-        (["small", "--forks", "maybe"], "invalid choice: 'maybe'"),
+        ([SMALL, "--owner", "a b"], "--owner 'a b' is not the name of a GitHub user"),
+        ([SMALL, "--owner", "x' || 'y"], "--owner"),
+        ([SMALL, "--branch", "a b"], "--branch"),
+        ([SMALL, "--schedule", "daily"], "five fields of cron"),
+        ([SMALL, "--token-secret", "A }} B"], "--token-secret"),
+        ([SMALL, "--python", "3.11'"], "--python"),
+        ([SMALL, "--runner", "a\nb"], "control character"),
+        ([SMALL, "--runner", ""], "is empty"),
+        ([SMALL, "--paths", "a\nb"], "control character"),
+        ([SMALL, "--paths", "${{ github.head_ref }}"], "an expression cannot stand here"),
+        ([SMALL, "--install", "echo ${{ vars.X }}"], "an expression cannot stand here"),
+        ([SMALL, "--runner", "${{ github.head_ref }}"], "not of the form ${{ vars.NAME }}"),
+        ([SMALL, "--service-url", "${{ secrets.URL }}"], "not of the form ${{ vars.NAME }}"),
+        ([SMALL, "--image", "i:${{ vars.X"], "not of the form ${{ vars.NAME }}"),
+        ([SMALL, "--container-options", "--dns 1.1.1.1"], "needs --image"),
+        ([SMALL, "--forks", "maybe"], "invalid choice: 'maybe'"),
         (["/tmp/a.yaml"], "cannot read case"),
+        ([SMALL, "--out", "a: b.yml"], "without blanks"),
+        ([SMALL, "--out", "workflow.txt"], "is called like e2e.yml"),
         (["$(id).yaml"], "cannot read case"),
     ],
 )

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.e2e.linters import actionlint, shellcheck, zizmor
-from tests.e2e.test_workflow import PIN, generate
+from tests.e2e.test_workflow import PIN, generate, read
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -45,7 +44,7 @@ def said(generated: list[Path], tmp_path_factory: pytest.TempPathFactory) -> lis
 
 def scripts(file: Path) -> list[str]:
     """Every `run` of a workflow or of a composite action."""
-    document: dict[str, Any] = yaml.safe_load(file.read_text())
+    document: dict[str, Any] = read(file)
     jobs = [document["runs"]] if "runs" in document else document["jobs"].values()
     return [step["run"] for job in jobs for step in job.get("steps", []) if "run" in step]
 
@@ -113,7 +112,7 @@ def test_pins_are_the_same_everywhere():
 def test_tokens_are_given_to_the_steps_that_need_them_only():
     """A secret is never part of the environment of a whole job, nor of a step that runs somebody else's code."""
     for file in OWN:
-        document = yaml.safe_load(file.read_text())
+        document = read(file)
         for job in document.get("jobs", {}).values():
             assert "secrets" not in str(job.get("env", "")), file
             for step in job.get("steps", []):

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import pytest
 from corral.cli import main
 from tests.e2e.actions import Job, Runner, jobs
 from tests.e2e.test_workflow_jobs import git
+from tests.e2e.test_workflow_shared import GITHUB, Offered, action_job, reusable_job
 from tests.job.e2e.faults import Service, environment, until
 
-GITHUB = {"repository": "team/project", "repository_owner": "team", "event_name": "push", "ref": "refs/heads/main"}
 TIMES = "deadlines: {queue: 60, start: 60, run: 120, stop: 5}"
 CASES = {
     "green": f"name: green\nsummary: ends well\ncommand: [python3, train.py]\n{TIMES}\n",
@@ -71,12 +72,8 @@ class Project:
 
     def run(self, case: str, *options: str, number: int = 1, cancels: bool = False, **secrets: str) -> Job:
         """The job `e2e` of workflow run `number`. cancels: as soon as the command of the case runs."""
-        here = Path.cwd()
-        os.chdir(self.folder)
-        try:
-            assert main(["e2e", "workflow", case, "--install", "corral --version", *options]) == 0
-        finally:
-            os.chdir(here)
+        with chdir(self.folder):
+            assert main(["e2e", "workflow", f"e2e/{case}.yaml", "--install", "corral --version", *options]) == 0
         job = jobs(self.folder / ".github" / "workflows" / "e2e_multinode.yml")["e2e"]
         for step in job["steps"]:
             if "run" in step:  # nobody waits a minute here for a service that is not there
@@ -244,4 +241,37 @@ def test_a_local_run_that_is_killed_with_its_service(project, monkeypatch):
     job = project.run("long", number=10, cancels=True)
     assert job.step("Prove").code == -signal.SIGKILL
     assert outcomes(job)["Clean up"] == "success", job.step("Clean up").output
+    project.nothing_left()
+
+
+def run_offered(project: Project, kind: Offered, **given: str) -> Job:
+    job, inputs, secrets = kind({name.replace("_", "-"): value for name, value in given.items()})
+    runner = Runner(
+        project.root / f"run-{len(list(project.root.glob('run-*')))}", project.folder, GITHUB,
+        inputs=inputs, secrets=secrets, tools=("cat",),
+    )  # fmt: skip
+    return runner.run("job", job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [action_job, reusable_job])
+def test_what_is_offered_on_a_service(project, service, token, kind):
+    job = run_offered(project, kind, cases="e2e/green.yaml", service_url=service.url, token=token[0])
+    assert job.result == "success", job.output
+    assert job.outputs == {"verdict": "PASSED"}
+    assert outcomes(job)["Wait until the service is ready"] == "success"
+    assert "already_over" in job.step("Clean up").output
+    assert "PASSED" in job.summary
+    assert "report.html" in {Path(path).name for path in job.artifacts}
+    assert token[0] not in job.output + job.summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [action_job, reusable_job])
+def test_what_is_offered_on_local(project, kind):
+    job = run_offered(project, kind, cases="e2e/green.yaml\n e2e/red.yaml")
+    assert (job.result, job.outputs) == ("failure", {"verdict": "FAILED"}), job.output
+    assert outcomes(job)["Clean up"] == "success"
+    assert outcomes(job)["Wait until the service is ready"] == "skipped"
+    assert "ValueError" in job.summary
     project.nothing_left()
