@@ -10,6 +10,8 @@ from corral.e2e.parity_records import Array, Facts, UpdateRecord
 # Typical relative distance of what was rounded to a type once or a few times, and the type.
 _ROUNDING = ((1e-9, 1e-5, "float32"), (5e-5, 5e-2, "bfloat16 or float16"))
 
+_TAIL = 30  # the widest gap of what was only rounded, in typical ones
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -69,9 +71,11 @@ def precision(reference: Array, found: Array) -> list[str]:
     good = np.isfinite(a) & np.isfinite(b) & (a != 0)
     if not good.any():
         return []
-    typical = float(np.median(np.abs(b[good] - a[good]) / np.abs(a[good])))
+    sizes = np.maximum(np.abs(a[good]), np.median(np.abs(a[good])))
+    apart = np.abs(b[good] - a[good]) / sizes
+    typical = float(np.median(apart))
     for low, high, kind in _ROUNDING:
-        if low <= typical <= high:
+        if low <= typical <= high and float(apart.max()) <= _TAIL * typical:
             return [f"typically by {typical:.0e} of their size, as rounding to {kind} would"]
     return []
 

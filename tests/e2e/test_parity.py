@@ -145,6 +145,45 @@ def test_a_change_above_tolerance_is_found_first_and_none_below(
         assert (first.row, first.sample) == (here["row"][sample], here["sample_index"][sample])
 
 
+NAMED: dict[str, tuple[Callable[[Step], float], Callable[[Step, float], object]]] = {
+    "actor/loss": (lambda s: s.metrics["actor/loss"], lambda s, x: s.metrics.update({"actor/loss": x})),
+    "actor/1/statistics": (
+        lambda s: sum(part["stats"]["share"] for part in s.update("actor", 1)["parts"]),
+        lambda s, x: s.update("actor", 1).update(parts=[{"rank": 0, "stats": {"share": x, "loss": _loss(s)}}]),
+    ),
+    "critic/0/denominators": (
+        lambda s: s.update("critic", 0)["denominators"]["tokens"],
+        lambda s, x: s.update("critic", 0)["denominators"].update(tokens=x),
+    ),
+    "critic/1/grad_norm": (
+        lambda s: s.update("critic", 1)["grad_norm"],
+        lambda s, x: s.update("critic", 1).update(grad_norm=x),
+    ),
+}
+
+
+def _loss(step: Step) -> float:
+    return sum(part["stats"]["loss"] for part in step.update("actor", 1)["parts"])
+
+
+@pytest.mark.parametrize("size", [-1e6, -1.01, -0.99, 0.99, 1.01, 1e6])
+@pytest.mark.parametrize("name", NAMED)
+def test_numbers_with_names_are_held_to_the_same_tolerance(name: str, size: float, reference: Path, tmp_path: Path):
+    read, write = NAMED[name]
+
+    def change(step: Step) -> None:
+        value = read(step)
+        write(step, value + size * (TIGHT.atol + TIGHT.rtol * abs(value)))
+
+    report = compared(reference, tmp_path, at_step(2, change))
+    if abs(size) < 1:
+        assert report.first is None
+        return
+    assert report.first is not None
+    assert (report.first.step, report.first.name) == (2, name)
+    assert [row for row in report.rows if not row.ok] == [report.first]
+
+
 @settings(max_examples=12, deadline=None)
 @given(wrong=st.sets(st.tuples(st.integers(1, 2), st.sampled_from(list(PLACES))), min_size=2, max_size=5))
 def test_of_many_differences_the_first_computed_is_first(reference: Path, wrong: set[tuple[int, str]]):

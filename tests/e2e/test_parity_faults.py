@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 PARITY = Parity(args=[])
 STEPS = 2
 RECORDED = ("trainer.record_phases=full", "trainer.save_freq=-1", "data.train_batch_size=8")
-RECORDED += ("actor_rollout_ref.actor.ppo_mini_batch_size=4",)
+RECORDED += ("actor_rollout_ref.actor.ppo_mini_batch_size=4", "trainer.collective_check=False")
 # The trainer ends a run whose engine and trainer disagree on a prompt, which some of the faults bring about.
 NO_PROBE = ("actor_rollout_ref.rollout.probe_tolerance=1000",)
 
@@ -45,8 +45,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Fault:
-    """phase, name, rank: of the first row that is not equal. hints: what the report says about it. step: at which it
-    first shows; the run does no more."""
+    """phase, name, rank (where there is one to blame): of the first row that is not equal. hints: what the report says
+    about it. step: at which it first shows; the run does no more."""
 
     changes: tuple[Change, ...]
     phase: str
@@ -229,7 +229,8 @@ def test_a_planted_fault_is_named(name: str, runs: Runs, tmp_path: Path):
     report = runs.report(tmp_path, fault.step, *fault.overrides, changes=fault.changes)
     first = report.first
     assert first is not None
-    assert (first.step, first.phase, first.name, first.rank) == (fault.step, fault.phase, fault.name, fault.rank)
+    assert (first.step, first.phase, first.name) == (fault.step, fault.phase, fault.name)
+    assert fault.rank in (None, first.rank)
     assert [hint for hint in fault.hints if hint not in report.hint] == [], report.hint
     assert failed(report)[0].name == fault.phase
     assert fault.name in str(failed(report)[0])

@@ -82,6 +82,14 @@ def test_rounding_is_told(kind: str, words: str, reference: Path, tmp_path: Path
     assert words in hint(reference, tmp_path, rounded)
 
 
+def test_a_few_wide_gaps_are_no_rounding(reference: Path, tmp_path: Path):
+    def dropped(array: np.ndarray) -> np.ndarray:
+        return np.where(np.arange(array.size) % 5 == 0, array + 1.0, array * (1 + 5e-3))
+
+    words = hint(reference, tmp_path, on_samples("old_log_probs", list(range(8)), dropped))
+    assert "rounding" not in words
+
+
 def scaled(*factors: float) -> Change:
     """The gradients of one optimizer step, each tensor by a factor."""
 

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tests.trainer.runs import Inputs, metrics, samples, weights
+from corral.e2e import parity_metrics
+from tests.trainer.runs import Inputs, weights
 
 STEPS = 3
 LR = 1e-3
-# Wall-clock and memory, how tokens lie on ranks, and means that are zero by construction (whitened advantages).
-IGNORED = (
-    "timing",
-    "perf/",
-    "actor/perf/",
-    "global_seqlen/",
-    "critic/advantages/mean",
-    "rollout/probe_gap",
-    "training/rollout_",
-)
-# How far the engine is from the trainer on the policy: nothing but rounding, which float32 leaves visible.
-ROUNDING = ("rollout_corr/",)
+IGNORED = tuple(parity_metrics.IGNORED)
 
 
 def parity_overrides(inputs: Inputs, run_dir: Path, *, split: bool, dtype: str) -> list[str]:
@@ -52,31 +41,13 @@ def parity_overrides(inputs: Inputs, run_dir: Path, *, split: bool, dtype: str) 
     )
 
 
-def differences(one: Path, many: Path, *, rtol: float, atol: float) -> list[str]:
-    """Everything recorded that is not equal: samples token for token, numbers and weights to the tolerances.
+def other_exports(one: Path, many: Path, *, rtol: float, atol: float) -> list[str]:
+    """Exported weights of the last step that are not equal.
 
-    In float32 weights are compared tensor by tensor (norm of the difference to rtol), and no element may be off by more
-    than a fiftieth of one Adam step: where a gradient is all rounding, Adam makes a full step of its sign.
+    In float32 tensor by tensor (norm of the difference to rtol), and no element may be off by more than a fiftieth of
+    one Adam step: where a gradient is all rounding, Adam makes a full step of its sign.
     """
-
-    def close(a: float, b: float) -> bool:
-        return math.isclose(a, b, rel_tol=rtol, abs_tol=atol)
-
     found = []
-    ignored = IGNORED if rtol < 1e-6 else IGNORED + ROUNDING
-    for step in range(1, STEPS + 1):
-        pairs = list(zip(samples(one, step), samples(many, step), strict=True))
-        if any(a["response_ids"] != b["response_ids"] for a, b in pairs):
-            found.append(f"step {step}: samples differ")
-        elif not all(close(x, y) for a, b in pairs for x, y in zip(a["values"], b["values"], strict=True)):
-            found.append(f"step {step}: values differ")
-    for a, b in zip(metrics(one), metrics(many), strict=True):
-        names = {name for name in a.keys() | b.keys() if not name.startswith(ignored)}
-        found += [
-            f"step {a['step']}: {name} {a.get(name)} != {b.get(name)}"
-            for name in sorted(names)
-            if name not in a or name not in b or not close(a[name], b[name])
-        ]
     for role in ("actor", "critic"):
         here, there = weights(one, STEPS, role), weights(many, STEPS, role)
         if here.keys() != there.keys():
