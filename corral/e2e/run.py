@@ -65,6 +65,8 @@ def _run_all(chosen: Sequence[Found], runs: Path, options: Options) -> int:
     if len(chosen) > 1:
         *shown, verdict = _summary(results, len(chosen))
         print("\n".join([*shown, verdict]), flush=True)
+        if github.current_run() is not None:
+            github.set_outputs(os.environ, {"verdict": verdict.split()[1]})  # else it is that of the last case
     return next((result.exit_code for result in results if result.status != "PASSED"), 0)
 
 

@@ -70,6 +70,8 @@ def request_of(found: Found, role: Role, places: Places, source: Source, bundle:
     case = found.case
     parity = case.parity if role == "reference" else None
     assert role == "main" or parity is not None
+    if case.topology.head == "separate":
+        raise ConfigError(f"case {case.name}: topology.head: separate: no backend has nodes without devices yet")
     values = _values(case, places)
     resources = parity or case.topology
     fields: dict[str, Any] = {

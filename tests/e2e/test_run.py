@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -57,57 +58,61 @@ def test_a_case_on_a_service_of_its_own(project):
     assert using(project.root.parent) == []
 
 
-def test_several_cases_and_each_way_to_fail(project, url):
+RAISES = "def train():\n    raise ValueError('no data')\ntrain()"
+WAYS = {
+    "code": ("plan(); metrics(); sys.exit(3)", {}, ("FAILED", 3, "user")),
+    "expected": ("sys.exit(9)", {"expect": {"status": "FAILED", "exit_code": 9}}, ("PASSED", 0, None)),
+    "good": ("plan(); metrics()", {}, ("PASSED", 0, None)),
+    "late": ("time.sleep(600)", {"deadlines": {"run": 1, "start": 120}}, ("TIMEOUT", 124, "timeout")),
+    "loss": ("plan(world=8); metrics(loss=float('nan'))", {}, ("FAILED", 1, None)),
+    "raises": (RAISES, {}, ("FAILED", 1, "user")),
+}
+
+
+@pytest.mark.parametrize("names", [["late", "loss", "raises"], pytest.param(list(WAYS), marks=pytest.mark.slow)])
+def test_several_cases_and_each_way_to_fail(project, url, names):
     """The exit code is that of the first that did not pass; the last line tells of all."""
-    project.case("good", tiers=["mine"])
-    project.case("loss", "plan(world=8); metrics(loss=float('nan'))", tiers=["mine"])
-    program = "def train():\n    raise ValueError('no data')\ntrain()"
-    project.case("raises", program, tiers=["mine"])
-    project.case("code", "plan(); metrics(); sys.exit(3)", tiers=["mine"])
-    project.case("late", "plan(); metrics(); time.sleep(600)", tiers=["mine"], deadlines={"run": 1, "start": 120})
-    project.case("expected", "sys.exit(9)", tiers=["mine"], expect={"status": "FAILED", "exit_code": 9})
+    for name in names:
+        program, changes, _ = WAYS[name]
+        project.case(name, program, tiers=["mine"], **changes)
     done = project.run("--tier", "mine", "--on", url)
-    results = {name: project.result(name) for name in ("good", "loss", "raises", "code", "late", "expected")}
-    codes = {name: (result["status"], result["exit_code"], result["failure_class"]) for name, result in results.items()}
-    assert codes == {
-        "good": ("PASSED", 0, None),
-        "loss": ("FAILED", 1, None),
-        "raises": ("FAILED", 1, "user"),
-        "code": ("FAILED", 3, "user"),
-        "late": ("TIMEOUT", 124, "timeout"),
-        "expected": ("PASSED", 0, None),
-    }
+    results = {name: project.result(name) for name in names}
+    for name, result in results.items():
+        assert (result["status"], result["exit_code"], result["failure_class"]) == WAYS[name][2], name
     assert failed(results["loss"]) == ["plan topology.world", "loss"]
     assert failed(results["raises"])[:2] == ["status", "exit code"]
     first = results["raises"]["checks"][0]
     line = (project.root / "raises.py").read_text().splitlines().index("    raise ValueError('no data')") + 1
     assert (first["file"], first["line"]) == ("raises.py", line)
     assert "ValueError: no data" in results["raises"]["reason"]
-    assert results["code"]["where"] == url
-    assert done.code == 3, done.out  # of `code`, the first by name
-    *_, late, loss, raises, verdict = done.out.splitlines()
-    assert [row.split()[:2] for row in (late, loss, raises)] == [
-        ["TIMEOUT", "late"],
-        ["FAILED", "loss"],
-        ["FAILED", "raises"],
-    ]
-    assert verdict.startswith("VERDICT: FAILED 2 of 6 cases in ")
-    assert "; first code: status: expected SUCCEEDED" in verdict
+    assert results["raises"]["where"] == url
+    bad = next(name for name in names if WAYS[name][2][0] != "PASSED")
+    assert done.code == WAYS[bad][2][1], done.out
+    *rows, verdict = done.out.splitlines()[-len(names) - 1 :]
+    assert [row.split()[:2] for row in rows] == [[WAYS[name][2][0], name] for name in names]
+    passed = sum(WAYS[name][2][0] == "PASSED" for name in names)
+    assert verdict.startswith(f"VERDICT: {WAYS[bad][2][0]} {passed} of {len(names)} cases in ")
+    assert f"; first {bad}: status: expected SUCCEEDED" in verdict
 
 
-def test_two_runs_that_differ_and_a_reference_that_fails(project, url):
+def test_two_runs_that_differ(project, url):
     project.case("differs", "plan(); metrics(loss=1.0 if 'alone' in sys.argv else 1.5)", parity=PARITY)
-    project.case("broken", "plan(); metrics(); sys.exit('alone' in sys.argv and 4)", parity=PARITY)
-    done = project.run("differs", "broken", "--on", url)
+    done = project.run("differs", "--on", url)
     assert done.code == 1, done.out
-    differs, broken = project.result("differs"), project.result("broken")
+    differs = project.result("differs")
     assert (differs["status"], differs["exit_code"]) == ("FAILED", 1)
     assert differs["parity"]["first"]["name"] == "loss"
     assert (project.folder("differs") / differs["parity"]["dumped"]).is_dir()
+
+
+@pytest.mark.slow
+def test_a_reference_that_fails_and_one_that_is_left_out(project, url):
+    project.case("broken", "plan(); metrics(); sys.exit('alone' in sys.argv and 4)", parity=PARITY)
+    assert project.run("broken", "--on", url).code == 4
+    broken = project.result("broken")
     assert failed(broken) == ["reference run"]
     assert (broken["exit_code"], broken["failure_class"], broken["parity"]) == (4, "user", None)
-    done = project.run("differs", "--on", url, "--no-parity")
-    assert done.code == 0, done.out
+    assert project.run("broken", "--on", url, "--no-parity").code == 0
 
 
 def test_what_is_recorded_is_replayed_by_the_next_run(project, url, tmp_path):
@@ -130,9 +135,7 @@ plan(); metrics(replayed=int(known))
         needs={"data": {"path": str(tmp_path / "data")}},
         env={"DUMP": "{rollouts}", "DATA": "{data}"},
         rollouts={"steps": [1]},
-        parity=PARITY,
     )
-    assert project.run("records", "--on", url, "--metric", "replayed=1").code == 1  # not passed: nothing is kept
     assert project.run("records", "--on", url, "--metric", "replayed=0").code == 0
     done = project.run("records", "--on", url, "--metric", "replayed=1")
     assert done.code == 0, done.out
@@ -248,8 +251,6 @@ def test_a_killed_service_is_said_and_its_job_is_ended(project):
     process = project.start("waits", "--reconnect-timeout", 2)
     pid = project.marked("runs")
     (service,) = [one for one in using(project.root.parent) if " serve --private " in one]
-    import os
-
     os.kill(int(service.split()[0]), signal.SIGKILL)
     done = Done(process)
     assert done.code == 75
@@ -269,7 +270,16 @@ def test_two_runs_at_once_do_not_disturb_each_other(project):
     assert len(ports) == 2
 
 
-def test_a_result_is_replayed_as_it_was(project, tmp_path):
+@pytest.mark.slow
+def test_a_run_that_did_not_pass_keeps_no_recording(project, url):
+    program = "(run / 'rollouts/1').mkdir(parents=True); plan(); metrics(loss='none')"
+    project.case("records", program, env={"DUMP": "{rollouts}"}, rollouts={"steps": [1]})
+    assert project.run("records", "--on", url).code == 1
+    assert list((project.root.parent / "cache").glob("e2e/rollouts-*")) == []
+
+
+@pytest.mark.slow
+def test_a_result_is_replayed_as_it_was(project):
     file = project.case("good", "print('attempt', os.environ['N'], flush=True); plan(); metrics()", env={"N": "1"})
     project.case("other", "plan(); metrics(loss=1.0 if 'alone' in sys.argv else 1.5)", parity=PARITY)
     assert project.run("good").code == 0
@@ -282,16 +292,22 @@ def test_a_result_is_replayed_as_it_was(project, tmp_path):
     again = read(second)["again"].split()
     assert again[:3] == ["corral", "e2e", "replay"]
     assert Path(again[3]) == second
-    moved = tmp_path / "elsewhere"
-    moved.mkdir()
-    for name in ("result.json", "case.json"):
-        (moved / name).write_text((first / name).read_text().replace(str(file), "/not/on/this/machine/good.yaml"))
-    (moved / "case.json").write_text((moved / "case.json").read_text().replace('"good"', '"gone"'))
-    done = project.run(moved, command="replay")
-    assert (done.code, done.err.count("\n")) == (78, 1)
-    assert "case gone is not here" in done.err
-    (moved / "case.json").unlink()
-    assert project.run(moved, command="replay").code == 78
+
+
+def test_a_result_that_cannot_be_replayed(project, tmp_path):
+    project.case("absent", script="scripts/train.sh")
+    assert project.run("absent").code == 78
+    moved = project.folder("absent").rename(tmp_path / "moved")
+    (moved / "case.json").write_text((moved / "case.json").read_text().replace("absent", "gone"))
+    for damage, said in (
+        (lambda: None, "case gone is not here"),
+        (lambda: (moved / "case.json").unlink(), "cannot read"),
+        (lambda: (moved / "result.json").write_text("{}"), "is no result"),
+    ):
+        damage()
+        done = project.run(moved, command="replay")
+        assert (done.code, done.err.count("\n")) == (78, 1), done.err
+        assert said in done.err
 
 
 @pytest.mark.slow
@@ -308,6 +324,7 @@ def test_secrets_of_a_local_run_come_from_the_environment_and_stay_out_of_its_re
     assert held == []
 
 
+@pytest.mark.slow
 def test_in_github_actions_nothing_a_job_prints_is_a_command(project, url, tmp_path):
     for name in ("summary", "output"):
         (tmp_path / name).write_text("")
@@ -337,3 +354,16 @@ def test_in_github_actions_nothing_a_job_prints_is_a_command(project, url, tmp_p
     assert "FAILED" in (tmp_path / "output").read_text()
     view = json.loads((project.folder("prints") / "result.json").read_text())["job"]
     assert view["verdict"]["exit_code"] == 3
+
+
+@pytest.mark.slow
+def test_the_whole_tier_twice_at_the_same_time(tmp_path):
+    """The shipped cases, from one empty cache."""
+    shared = Project(tmp_path / "project")
+    one = shared.start("--tier", "pr", "--runs", tmp_path / "one")
+    other = shared.start("--tier", "pr", "--runs", tmp_path / "other")
+    for process in (one, other):
+        done = Done(process, 3000)
+        assert done.code == 0, done.out[-5000:] + done.err[-5000:]
+        assert done.last.startswith("VERDICT: PASSED ")
+    assert using(tmp_path) == []

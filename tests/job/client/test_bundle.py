@@ -96,6 +96,23 @@ def test_the_archive_unpacks_to_the_files(repository, tmp_path):
     assert not bundle.path.exists()
 
 
+def test_further_files_have_their_place_in_the_archive(repository, tmp_path):
+    write(tmp_path / "elsewhere", {"1/tokens": "1 2 3", "train.sh": "echo mine\n"})
+    listing = list_files(repository)
+    listing.placed = {
+        "recorded/1/tokens": tmp_path / "elsewhere/1/tokens",
+        "train.sh": tmp_path / "elsewhere/train.sh",
+    }
+    with packed(listing) as bundle, tarfile.open(bundle.path) as archive:
+        names = archive.getnames()
+        assert names == sorted(names)
+        assert set(names) == bundle.members
+        assert archive.extractfile("recorded/1/tokens").read() == b"1 2 3"
+        assert archive.extractfile("train.sh").read() == b"echo mine\n"
+    with pytest.raises(ConfigError, match="recorded/1/tokens"), packed(listing, Budget(unpacked=10)):
+        pass
+
+
 def test_links_that_leave_are_left_out(repository, tmp_path):
     (tmp_path / "outside").write_text("secret")
     links = {

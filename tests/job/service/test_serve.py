@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from corral.cli import build_parser
@@ -21,7 +22,7 @@ from corral.job.service.options import settings_of
 from corral.job.service.serve import reachable, serve
 from corral.job.service.server import listen
 from corral.job.service.settings import Settings
-from tests.job.service.running import until
+from tests.job.service.running import bundle, until
 
 
 @contextmanager
@@ -222,3 +223,20 @@ def test_ipv6_loopback():
         pytest.skip("no IPv6 here")
     with listen("::1", 0) as listener:
         assert listener.getsockname()[0] == "::1"
+
+
+def test_a_private_service_ends_with_its_caller_and_takes_its_jobs_along(tmp_path):
+    command = [sys.executable, "-m", "corral", "serve", "--private", "--port", "0", "--data-dir", tmp_path / "data"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    url = process.stdout.readline().split()[-1]
+    digest, content = bundle(("run.sh",))
+    httpx.put(f"{url}/api/v1/bundles/{digest}", content=content).raise_for_status()
+    words = ["sh", "-c", "echo $$ > $CORRAL_RUN_DIR/pid; exec sleep 600"]
+    httpx.post(f"{url}/api/v1/rayjobs", json={"command": words, "bundle": digest}).raise_for_status()
+    until(lambda: any(path.read_text() for path in tmp_path.glob("data/jobs/*/attempt-1/run/pid")), "the job runs")
+    (pid,) = (int(path.read_text()) for path in tmp_path.glob("data/jobs/*/attempt-1/run/pid"))
+    process.stdin.close()
+    assert process.wait(60) == 0
+    assert not psutil.pid_exists(pid)
+    (end,) = tmp_path.glob("data/jobs/*/attempt-1/end.json")
+    assert json.loads(end.read_text())["exit_code"] == 143
