@@ -241,6 +241,7 @@ def test_a_local_run_that_is_killed_with_its_service(project, monkeypatch):
     job = project.run("long", number=10, cancels=True)
     assert job.step("Prove").code == -signal.SIGKILL
     assert outcomes(job)["Clean up"] == "success", job.step("Clean up").output
+    assert "cancelled, as the caller is gone" in job.step("Clean up").output
     project.nothing_left()
 
 
