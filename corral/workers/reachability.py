@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import select
+import contextlib
+import errno
+import selectors
 import socket
 import time
 from collections.abc import Mapping
@@ -28,28 +30,18 @@ class Door:
 
 def unreachable(doors: Mapping[int, tuple[str, int]], seconds: float) -> list[int]:
     """Ranks whose door does not accept a connection within so many seconds; all are tried at once."""
-    trying: dict[socket.socket, int] = {}
-    failed = []
-    for rank, address in doors.items():
-        connection = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        connection.setblocking(False)
-        try:
-            connection.connect(address)
-        except BlockingIOError:
-            pass
-        except OSError:
-            failed.append(rank)
-            connection.close()
-            continue
-        trying[connection] = rank
-    until = time.monotonic() + seconds
-    while trying and (left := until - time.monotonic()) > 0:
-        for connection in select.select([], list(trying), [], left)[1]:
-            rank = trying.pop(connection)
-            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                failed.append(rank)
-            connection.close()
-    for connection, rank in trying.items():
-        failed.append(rank)
-        connection.close()
+    failed = set(doors)
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for rank, address in doors.items():
+            connection = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET))
+            connection.setblocking(False)
+            if connection.connect_ex(address) in (0, errno.EINPROGRESS):
+                selector.register(connection, selectors.EVENT_WRITE, (rank, connection))
+        until = time.monotonic() + seconds
+        while selector.get_map() and (left := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                rank, connection = key.data
+                selector.unregister(connection)
+                if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                    failed.discard(rank)
     return sorted(failed)
