@@ -65,6 +65,13 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="NAME=VALUE",
         help="expect this value of a metric too, for example rollout/replayed=1 (repeatable)",
     )
+    run.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="variable of the jobs, over the case's own; it stands in the report, so no secret (repeatable)",
+    )
     run.add_argument("--insecure", action="store_true", help="send the token over http to another machine all the same")
     run.add_argument(
         "--reconnect-timeout",

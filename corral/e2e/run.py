@@ -23,7 +23,7 @@ from corral.e2e.report import write_reports
 from corral.e2e.report.github import announce, match_tracebacks
 from corral.e2e.report.terminal import lines
 from corral.e2e.result import Result, read_result
-from corral.e2e.submission import Places, Role, request_of, source_of, with_metrics
+from corral.e2e.submission import Places, Role, request_of, source_of, with_env, with_metrics
 from corral.errors import ConfigError, InfraError
 from corral.job.client import github
 from corral.job.client.bundle import packed
@@ -36,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
     """The exit code: 0 when all passed, else that of the first that did not. Raises CorralError before anything ran."""
     if not args.cases and args.tier is None:
         raise ConfigError("nothing to run; name cases of `corral e2e list`, or give --tier")
-    chosen = [with_metrics(found, args.metric) for found in find_cases(args.cases, args.tier)]
+    found = find_cases(args.cases, args.tier)
+    chosen = [with_env(with_metrics(one, args.metric), args.env) for one in found]
     if not chosen:
         raise ConfigError(f"none of the named cases has the tier {args.tier!r}; see `corral e2e list`")
     cache = cache_root(args.cache, os.environ)

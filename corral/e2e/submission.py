@@ -16,6 +16,7 @@ from corral.e2e.sealed import MANIFEST
 from corral.errors import ConfigError
 from corral.job.client import github
 from corral.job.client.files import Listing, git_head, list_files
+from corral.job.client.submit import pairs
 from corral.job.protocol.submit import SubmitRequest
 
 ROLLOUTS = "corral-rollouts"  # where recorded generations lie in the source that is sent
@@ -149,3 +150,8 @@ def with_metrics(found: Found, wanted: list[str]) -> Found:
     metrics = found.case.expect.metrics.model_copy(update={"within": within})
     expect = found.case.expect.model_copy(update={"metrics": metrics})
     return replace(found, case=found.case.model_copy(update={"expect": expect}))
+
+
+def with_env(found: Found, given: list[str]) -> Found:
+    """The case with further variables of its jobs, `NAME=VALUE` each, over its own. Raises ConfigError."""
+    return replace(found, case=found.case.model_copy(update={"env": found.case.env | pairs(given, "--env")}))
