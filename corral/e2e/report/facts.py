@@ -67,7 +67,7 @@ def _states(states: Sequence[tuple[str, float]]) -> list[Child]:
 def plan(document: Any) -> list[Child]:
     """The facts a reader looks for, then all of it."""
     if not isinstance(document, dict):
-        return [el("p", "plan.json is missing, broken or too big", class_="note")]
+        return [el("p", "plan.json is broken or too big", class_="note")]
     facts: list[tuple[str, Child]] = []
     for name, paths in _PLAN:
         values = [value for path in paths.split() if (value := _at(document, path)) is not None]

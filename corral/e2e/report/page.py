@@ -13,7 +13,7 @@ from corral.e2e.report.story import Story
 from corral.e2e.report.timeline import timeline
 from corral.e2e.result import Check
 
-MOST_CHECKS = 1_000
+MOST_CHECKS, MOST_NAMED = 1_000, 10
 
 
 def page(story: Story) -> str:
@@ -37,21 +37,20 @@ def _sections(story: Story) -> list[tuple[str, str, list[Child]]]:
     bad_start = any(not finding.ok for finding in findings)
     sections = [*found, checks, *parity] if bad_start else [checks, *parity]
     log = _log_section(story)
-    if story.failing is not None:
-        sections.append(log)
+    log_first = story.failing is not None and not story.passed
+    sections += [log] if log_first else []
     if main is not None:
-        drawn = timeline(main.trace)
-        sections.append(("timeline", "Timeline", drawn))
+        sections.append(("timeline", "Timeline", timeline(main.trace)))
         sections.append(("metrics", "Metrics", curves(main.steps, reference.steps if reference is not None else None)))
     sections += [] if bad_start else found
-    if main is not None:
-        sections.append(("plan", "Plan", facts.plan(read_json(story.folder / main.folder / "plan.json"))))
+    planned = story.folder / main.folder / "plan.json" if main is not None else None
+    if planned is not None and planned.exists():
+        sections.append(("plan", "Plan", facts.plan(read_json(planned))))
     jobs = facts.job("Job", main) if main is not None else []
     jobs += facts.job("Reference job", reference) if reference is not None else []
     if jobs:
         sections.append(("jobs", "Jobs", jobs))
-    if story.failing is None and main is not None:
-        sections.append(log)
+    sections += [log] if main is not None and not log_first else []
     return [(name, title, content) for name, title, content in sections if content]
 
 
@@ -59,7 +58,7 @@ def _head(story: Story) -> Element:
     result = story.result
     started = text.moment(result.started).strftime("%Y-%m-%d %H:%M UTC")
     chips = [started, text.seconds(result.seconds), f"on {text.line(result.where, 120)}"]
-    chips += [f"commit {text.line(result.commit, 12)}"] if result.commit else []
+    chips += [f"commit {text.line(result.commit[:12])}"] if result.commit else []
     if result.checks:
         failed = len(story.failed)
         held = f"{len(result.checks) - failed} of {len(result.checks)} checks hold"
@@ -83,16 +82,22 @@ def _checks(story: Story) -> list[Child]:
     if not checks:
         return [el("p", "the run ended before any check was made", class_="note")]
     failed, passed = story.failed, [check for check in checks if check.ok]
-    parts: list[Child] = []
-    if failed:
-        parts.append(_check_table(failed[:MOST_CHECKS]))
-    if passed:
-        shown = _check_table(passed[:MOST_CHECKS])
-        parts.append(folded(f"Checks that hold: {len(passed)}", shown) if failed else shown)
+    parts: list[Child] = [_check_table(failed[:MOST_CHECKS])] if failed else []
+    for group in dict.fromkeys(check.group for check in passed):
+        parts.append(_group(group, [check for check in passed[:MOST_CHECKS] if check.group == group]))
     left_out = max(0, len(failed) - MOST_CHECKS) + max(0, len(passed) - MOST_CHECKS)
     if left_out:
         parts.append(el("p", f"{left_out} further checks are in result.json only", class_="note"))
     return parts
+
+
+def _group(group: str, checks: list[Check]) -> Element:
+    """Those of a group that hold, behind one line that names them."""
+    named = checks[:MOST_NAMED]
+    names = ", ".join(text.line(check.name, 80) for check in named)
+    said = el("span", names if named == checks else f"{names} and {len(checks) - len(named)} more", class_="quiet")
+    mark = el("span", "✓", class_="mark", title="as expected")
+    return folded([mark, " ", el("b", group), f" {len(checks)} ", said], _check_table(checks))
 
 
 def _check_table(checks: list[Check]) -> Element:

@@ -48,7 +48,7 @@ def timeline(trace: Trace) -> list[Child]:
     """The whole run, its last step when that is short beside it, and a table of phases."""
     drawn = [lane for lane in trace.lanes if any(span.name != "step" for span in lane.spans)]
     if not drawn:
-        return [el("p", *trace.notes, class_="note")]
+        return [el("p", note, class_="note") for note in trace.notes]
     lanes = drawn[:MOST_LANES]
     colours = _colours(lanes)
     steps = [span for lane in lanes for span in lane.spans if span.name == "step"]
@@ -158,7 +158,7 @@ def _axis(window: Window) -> Element:
     length = window.end - window.start
     ticks: list[Child] = []
     if length > 0:
-        step = _nice(length / 5)
+        step = _nice(length / 6)
         for at in range(int(length / step) + 1):
             last = at * step > 0.93 * length
             ticks.append(

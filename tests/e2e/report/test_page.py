@@ -109,7 +109,7 @@ def test_it_stands_whatever_the_records_are(tmp_path, broken):
         if file.is_file():
             file.write_text(broken)
     page = page_of(crashed(), tmp_path)
-    page.place("FAILED", "missing, broken or too big")
+    page.place("FAILED", "trace.json is broken or too big")
     shutil.rmtree(tmp_path / "job")
     page_of(crashed(), tmp_path).place("no log was recorded")
     page_of(crashed(job=None, checks=[]), tmp_path).place("before any check was made")
