@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.e2e.actions import Runner
 from tests.e2e.test_workflow import ROOT, read
 
@@ -35,18 +37,21 @@ def reusable_job(given: dict[str, str]) -> tuple[dict[str, Any], dict[str, str],
     return document["jobs"]["e2e"], inputs, secrets
 
 
-def test_a_tier():
-    """Words of the caller are one argument each, whatever they hold."""
-    for kind in (action_job, reusable_job):
-        job, _, _ = kind({})
-        step = next(step for step in job["steps"] if step["name"] == "Prove")
-        assert step["run"].endswith(
-            'exec corral e2e run "${named[@]}" ${TIER:+--tier "${TIER}"} --on ' + _service(step)
-        )
-
-
-def _service(step: dict[str, Any]) -> str:
-    return '"${SERVICE}"\n' if "SERVICE" in step["env"] else '"${CORRAL_URL}"\n'
+@pytest.mark.parametrize("kind", [action_job, reusable_job])
+def test_words_of_the_caller_are_one_argument_each(tmp_path, kind):
+    """Whatever they hold; shown by a `corral` that prints them."""
+    given = {"cases": "a  $(id)\n'b'.yaml ;c", "tier": "p r", "env": "A=x=y\nB=$HOME C=*", "service-url": "http://s/ x"}
+    job, inputs, _ = kind(given)
+    job["steps"] = [step for step in job["steps"] if step["name"] == "Prove"]
+    runner = Runner(tmp_path / "r", tmp_path, GITHUB, inputs=inputs, secrets={"token": ""})
+    (tmp_path / "r" / "tools" / "corral").write_text("#!/bin/bash\nprintf '<%s>' \"$@\"\n")
+    shown = runner.run("job", job).output
+    assert shown.startswith("<e2e><run><a><$(id)><'b'.yaml><;c><--tier><p r><--env=A=x=y><--env=B=$HOME><--env=C=*>")
+    assert shown.endswith("<--on><http://s/ x>")
+    _, inputs, _ = kind({"cases": "a"})
+    runner = Runner(tmp_path / "s", tmp_path, GITHUB, inputs=inputs, secrets={"token": ""})
+    (tmp_path / "s" / "tools" / "corral").write_text("#!/bin/bash\nprintf '<%s>' \"$@\"\n")
+    assert runner.run("job", job).output == "<e2e><run><a><--on><local>"
 
 
 def test_ascend_is_off_unless_a_variable_turns_it_on(tmp_path):
