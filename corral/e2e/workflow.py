@@ -19,6 +19,7 @@ def write(args: Namespace) -> int:
 
     Raises ConfigError for options that cannot be, and for a file that Corral did not write or somebody has edited.
     """
+    _check_place(args.out)
     existing = _existing(args.out)
     options = args
     if not args.cases and args.tier is None:
@@ -42,6 +43,14 @@ def write(args: Namespace) -> int:
     print(f"wrote {args.out}; commit it, and require the check `e2e-verdict`")
     _warn(options, minutes([one.case for one in found], options.service_url == LOCAL))
     return 0
+
+
+def _check_place(file: Path) -> None:
+    """Raises ConfigError below the root of a repository: GitHub would not see what is written there."""
+    here = Path.cwd()
+    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+    if root != here and file.absolute().is_relative_to(here / ".github"):
+        raise ConfigError(f"GitHub reads workflows at the root of a repository only; run this in {root}")
 
 
 def _existing(file: Path) -> str | None:

@@ -291,6 +291,16 @@ def test_what_is_refused(project, capsys, options, said):
     assert not Path(".github").exists()
 
 
+def test_below_the_root_of_a_repository(project, capsys, monkeypatch):
+    (project / ".git").mkdir()
+    assert main(["e2e", "workflow", SMALL]) == 0
+    (project / "below").mkdir()
+    (project / "below" / "small.yaml").write_text(CASE)
+    monkeypatch.chdir(project / "below")
+    assert f"run this in {project}" in refused(capsys, "small.yaml")
+    assert main(["e2e", "workflow", "small.yaml", "--out", "shown.yml"]) == 0
+
+
 @pytest.mark.parametrize("path", ["/absolute.yaml", "../up.yaml", "with blank.yaml", "$(id).yaml"])
 def test_paths_of_cases_that_would_not_be_found(project, capsys, tmp_path, path):
     file = Path(path) if not path.startswith("/") else tmp_path / path[1:]
