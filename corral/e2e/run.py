@@ -19,7 +19,7 @@ from corral.e2e.case_run import CaseRun, Options
 from corral.e2e.console import Console
 from corral.e2e.problems import problems
 from corral.e2e.read import Found, find_cases
-from corral.e2e.report import write_reports
+from corral.e2e.report import index, write_reports
 from corral.e2e.report.github import announce, match_tracebacks
 from corral.e2e.report.terminal import lines
 from corral.e2e.result import Result, read_result
@@ -57,13 +57,15 @@ def replay(args: argparse.Namespace) -> int:
 
 
 def _run_all(chosen: Sequence[Found], runs: Path, options: Options) -> int:
-    results: list[Result] = []
+    ran: list[tuple[Result, Path]] = []
     match_tracebacks(os.environ)
     for found in chosen:
-        results.append(_run_one(found, runs, options))
-        if results[-1].status == "INTERRUPTED":
+        ran.append(_run_one(found, runs, options))
+        if ran[-1][0].status == "INTERRUPTED":
             break
+    results = [result for result, _ in ran]
     if len(chosen) > 1:
+        index(ran, runs.absolute())
         *shown, verdict = _summary(results, len(chosen))
         print("\n".join([*shown, verdict]), flush=True)
         if github.current_run() is not None:
@@ -71,7 +73,8 @@ def _run_all(chosen: Sequence[Found], runs: Path, options: Options) -> int:
     return next((result.exit_code for result in results if result.status != "PASSED"), 0)
 
 
-def _run_one(found: Found, runs: Path, options: Options) -> Result:
+def _run_one(found: Found, runs: Path, options: Options) -> tuple[Result, Path]:
+    """The result, and the folder of the run."""
     case = found.case
     folder = _new_folder(runs, case.name)
     what = {"file": str(found.file), "parity": options.parity, "case": case.model_dump(mode="json")}
@@ -83,7 +86,7 @@ def _run_one(found: Found, runs: Path, options: Options) -> Result:
         write_reports(result, folder)
         console.say(*lines(result, folder), result.line())
     announce(result, folder, os.environ)
-    return result
+    return result, folder
 
 
 def _summary(results: Sequence[Result], asked: int) -> list[str]:
