@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -60,6 +62,49 @@ def test_any_change_is_found_and_named(tree, data):
         unseal(folder)
         shutil.rmtree(folder)
         folder.with_name(f"{folder.name}.moved").unlink(missing_ok=True)
+
+
+# As an ordinary user, whom modes bind: root ignores them.
+_ORDINARY = """
+import os, sys
+from pathlib import Path
+from corral.e2e.caches import publish_rollouts, rollouts_in
+from corral.e2e.case import Case
+folder = Path(sys.argv[1])
+if os.geteuid() == 0:
+    os.chown(folder, 65534, 65534)
+    os.setgid(65534)
+    os.setuid(65534)
+case = Case.model_validate({"name": "a", "summary": "s", "script": "s.sh", "rollouts": {"steps": [1]}})
+(folder / "recorded/1").mkdir(parents=True)
+(folder / "recorded/1/meta.json").write_text("{}")
+for _ in range(2):
+    kept = publish_rollouts(case, folder, folder / "recorded")
+    assert kept == rollouts_in(case, folder)
+    for attempt in ("new", "1/new", "1/meta.json"):
+        try:
+            (kept / attempt).open("a")
+        except PermissionError:
+            continue
+        raise AssertionError(f"{attempt} was written")
+    # What a run left that was killed between sealing and renaming; and a folder that somebody changed with force.
+    left = kept.with_name(f".{kept.name}.new-0123")
+    os.rename(kept, left)
+    kept.mkdir()
+    (kept / "foreign").write_text("")
+    kept.chmod(0o555)
+publish_rollouts(case, folder, folder / "recorded")
+assert sorted(os.listdir(folder / "e2e")) == [kept.name, f"{kept.name}.lock"]
+"""
+
+
+def test_an_ordinary_user_cannot_write_into_it_and_can_replace_it():
+    folder = tempfile.mkdtemp(prefix="sealed-")  # below /tmp, which everybody may enter
+    try:
+        subprocess.run([sys.executable, "-c", _ORDINARY, folder], check=True, timeout=60)
+    finally:
+        unseal(Path(folder))
+        shutil.rmtree(folder)
 
 
 def test_links_are_kept_as_links(tmp_path):
