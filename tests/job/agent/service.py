@@ -1,4 +1,4 @@
-"""A service of the agent's four routes that keeps what it is sent, and fails in whatever way a test asks for."""
+"""A service of the agent's routes that keeps what it is sent, and fails in whatever way a test asks for."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class RecordingService:
         self.watermarks: dict[str, int] = {}
         self.heartbeats: list[dict[str, Any]] = []
         self.ends: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
         self.orders: dict[str, Any] | int = {"stop": False, "grace": 1.0}
         self.refused: list[str] = []
         self.fault: Fault = lambda what: None
@@ -92,6 +93,9 @@ class RecordingService:
             if what == "heartbeat":
                 self.heartbeats.append(body)
                 return (self.orders, {}) if isinstance(self.orders, int) else (200, self.orders)
+            if what == "preflight":
+                self.reports.append(body)
+                return 204, None
             if what == "end":
                 self.ends.append(body)
                 return 204, None

@@ -178,3 +178,13 @@ def test_the_digest_follows_what_runs_and_nothing_else():
 def test_the_digest_of_a_stored_request_is_the_same_in_every_version():
     known = "3efc16bf110e45180da9c2cc14b11dcbe6448d64d10d307b4ff3bf91e5156d87"
     assert SubmitRequest.model_validate(REFERENCE).digest() == known
+    assert SubmitRequest.model_validate(REFERENCE | {"preflight": None}).digest() == known
+    assert SubmitRequest.model_validate(REFERENCE | {"preflight": {}}).digest() != known
+
+
+@pytest.mark.parametrize(
+    "bad", [{"paths": [""]}, {"paths": ["a\nb"]}, {"ports": [0]}, {"shm_mib": -1}, {"clock_skew": 0}, {"other": 1}]
+)
+def test_checks_that_cannot_be_asked_for(bad):
+    with pytest.raises(ValidationError):
+        SubmitRequest.model_validate(BASE | {"preflight": bad})

@@ -103,3 +103,49 @@ def test_half_an_end_record_is_none(service, job_id):
     for change in ({"exit_code": 1}, {"digest": ""}, {"job_id": "rj-000000000000"}):
         assert service.agent("POST", job_id, "end", record.model_dump() | change).status_code == 422
     assert len(service.runner.ended) == before
+
+
+SHM = {"check": "shm", "ok": False, "expected": "64 MiB free", "found": "1 MiB", "fix": "more", "node": 1}
+
+
+def report(service, job_id, *findings, **fields):
+    body = {"attempt": 1, "seconds": 1.5, "checks": 30, "failed": len(findings), "findings": findings, **fields}
+    return service.agent("POST", job_id, "preflight", body)
+
+
+def test_the_first_report_of_an_attempt_is_an_event(service, job_id):
+    assert report(service, job_id, SHM).status_code == 204
+    assert report(service, job_id, SHM).status_code == 204
+    assert report(service, job_id, attempt=2).status_code == 410
+    service.end(job_id, Status.FAILED, failure_class="infra")
+    (event,) = [event for event in service.events(job_id) if event["type"] == "preflight"]
+    assert event["message"] == "1 of 30 checks failed: shm on node-1: expected 64 MiB free, found 1 MiB; more"
+    assert (event["ok"], event["attempt"], event["checks"], event["failed"]) == (False, 1, 30, 1)
+    assert event["findings"][0]["node"] == 1
+
+
+def test_nothing_is_reported_of_a_job_that_is_over(service, job_id):
+    service.end(job_id, Status.SUCCEEDED)
+    assert report(service, job_id, SHM).status_code == 410
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"seconds": -1.0},
+        {"findings": [SHM] * 21},
+        {"findings": [SHM | {"ok": True}]},
+        {"findings": [SHM | {"kind": "user"}]},
+        {"findings": [SHM | {"node": "one"}]},
+        {"findings": [{"check": "shm"}]},
+        {"more": 1},
+    ],
+)
+def test_a_report_that_is_none(service, job_id, bad):
+    assert report(service, job_id, **bad).status_code == 422
+
+
+def test_a_number_that_json_does_not_have_is_no_report(service, job_id):
+    text = '{"attempt":1,"seconds":1,"checks":1,"failed":1,"findings":[%s]}'
+    one = '{"check":"a","ok":false,"expected":"b","found":"c","value":Infinity}'
+    assert service.agent("POST", job_id, "preflight", content=text % one).status_code == 422
