@@ -140,7 +140,7 @@ class Parity(Part):
 
 
 class Case(Part):
-    """One case with its matrix expanded. Texts of args, env and needs may hold {name} of a need and {rollouts}."""
+    """One case with its matrix expanded. Texts may hold {name} of a need, those of env {rollouts} and {run_dir} too."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
     summary: Text

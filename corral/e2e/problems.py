@@ -88,14 +88,15 @@ def _texts(case: Case) -> list[str]:
 
 
 def _placeholder_problems(case: Case) -> Iterator[str]:
-    known = set(case.needs) | ({"rollouts"} if case.rollouts is not None else set())
+    known = set(case.needs)
+    in_env = known | {"run_dir"} | ({"rollouts"} if case.rollouts is not None else set())
     parity = case.parity
     places = {
         "command": (case.command or [], known),
         "args": (case.args, known),
-        "env": (list(case.env.values()), known | {"run_dir"}),
+        "env": (list(case.env.values()), in_env),
         "parity.args": (parity.args if parity else [], known),
-        "parity.env": (list(parity.env.values()) if parity else [], known | {"run_dir"}),
+        "parity.env": (list(parity.env.values()) if parity else [], in_env),
     }
     for name, need in case.needs.items():
         places[f"needs.{name}"] = ([*(need.make or []), need.path or ""], {"out"} if need.make else set())
@@ -106,10 +107,8 @@ def _placeholder_problems(case: Case) -> Iterator[str]:
 
 
 def _hint(name: str, allowed: set[str]) -> str:
-    if name == "rollouts":
-        return "; give rollouts: {steps: [1]}"
-    if name == "run_dir":
-        return "; it is known in env only"
+    if name in ("rollouts", "run_dir"):
+        return "; give rollouts: {steps: [1]}" if "run_dir" in allowed else "; it is known in env only"
     near = difflib.get_close_matches(name, sorted(allowed), n=1, cutoff=0.0)
     return f"; the nearest is {{{near[0]}}}" if near else ""
 

@@ -118,7 +118,11 @@ def test_all_problems_of_all_files_are_told(project, capsys):
             {"args": ["{mdel}"], "needs": {"model": {"path": "/tmp"}}},
             "args: {mdel} stands for nothing here; the nearest is {model}",
         ),
-        ({"args": ["a={rollouts}"]}, "args: {rollouts} stands for nothing here; give rollouts: {steps: [1]}"),
+        ({"env": {"A": "{rollouts}"}}, "env: {rollouts} stands for nothing here; give rollouts: {steps: [1]}"),
+        (
+            {"args": ["a={rollouts}"], "rollouts": {"steps": [1]}},
+            "args: {rollouts} stands for nothing here; it is known in env only",
+        ),
         ({"args": ["a={run_dir}"]}, "args: {run_dir} stands for nothing here; it is known in env only"),
         ({"env": {"A": "{what}"}}, "env: {what} stands for nothing here; the nearest is {run_dir}"),
         (
