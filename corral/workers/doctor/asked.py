@@ -10,8 +10,8 @@ from corral.platform import Platform, platform
 
 @dataclass(frozen=True)
 class Asked:
-    """nodes, devices: None: as many as there are. device: cpu, cuda or npu. source_digest: of `manifest_digest`.
-    ports: port to where it was asked for. sizes in MiB, clock_skew and bounds in seconds."""
+    """nodes, devices: None: as many as there are. device: cpu, cuda or npu. source_digest: of `manifest_digest`. All
+    paths are absolute. Seconds: clock_skew between nodes; wait for nodes to join; answer of a node to one question."""
 
     nodes: int | None
     devices: int | None
