@@ -39,7 +39,7 @@ def check_collectives(
     """Check the world of this rank; every rank calls it, instead of `connect` or before it. devices: of each node.
 
     facts: what has to be the same on all ranks, beside the versions and the device. Rank 0 leaves collective.json in
-    run_dir. Raises CollectiveError, on every rank that still can, with one line that names rank, pair or node.
+    run_dir, and gets the good pairs too. Raises CollectiveError, on every rank that still can, with one line that names rank, pair or node.
     """
     if rank.world == 1:
         return []
@@ -59,7 +59,7 @@ class CheckWorker:
         self._found = check_collectives(rank, devices, run_dir, bounds=bounds)
 
     def findings(self) -> list[Finding]:
-        """Those of the whole world; all of them good, or this object could not have been made."""
+        """Of the whole world, on rank 0; all of them good, or this object could not have been made."""
         return self._found
 
 

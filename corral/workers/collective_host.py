@@ -46,6 +46,7 @@ class Host:
 
     def __init__(self, rank: Rank, nodes: Sequence[int], file: Path, bounds: Bounds) -> None:
         self.error: BaseException | None = None
+        self.findings: list[Finding] = []
         self._nodes, self._file, self._bounds = nodes, file, bounds
         facts = platform(rank.device)
         self._limits = Limits(facts.fast_enough, facts.of_no_use)
@@ -56,15 +57,17 @@ class Host:
 
     def _run(self) -> None:
         try:
-            findings = self._findings()
+            self.findings = self._findings()
             seconds = round(time.monotonic() - self._started, 3)
-            result = {"version": 1, "seconds": seconds, "findings": [finding.as_dict() for finding in findings]}
+            result = {"version": 1, "seconds": seconds, "findings": [finding.as_dict() for finding in self.findings]}
             atomic.write_text(self._file, json.dumps(result, indent=1) + "\n")
         except BaseException as error:  # raised by rank 0's own part, which waits for the result
             self.error = error
             return
-        self._store.set("result", json.dumps(result["findings"]))
-        for release in ("arrived", "again"):  # who still waits for one of these has only the result left to read
+        told = [finding.as_dict() for finding in self.findings if not finding.ok or finding.check != "pair"]
+        self._store.set("result", json.dumps(told))  # a large world has more good pairs than each rank has to hear of
+        # Who still waits for one of these has only the result left to read.
+        for release in ("arrived", *(f"again/{number}" for number in range(TRIES))):
             if not self._store.check([release]):
                 self._store.set(release, "")
 
@@ -88,18 +91,15 @@ class Host:
         return _worst_first(found if failures(found) else found + self._pairs(reports))
 
     def _pairs(self, reports: Mapping[int, Report]) -> list[Finding]:
-        speeds = {(rank, peer): speed for rank, report in reports.items() for peer, speed in report.speeds.items()}
-        again = measured_again(speeds, self._nodes, self._limits)
+        speeds = _speeds(reports)
         tries: list[dict[Pair, Speed]] = []
-        if again:
-            self._store.set("again", json.dumps(again))
-            second = self._reports("second")
-            if stuck := words.stuck_ones(second, self._nodes, self._bounds.step):
+        while again := measured_again(speeds, tries, self._nodes, self._limits):
+            number = len(tries)
+            self._store.set(f"again/{number}", json.dumps(again))
+            reports = self._reports(f"try-{number}")
+            if stuck := words.stuck_ones(reports, self._nodes, self._bounds.step):
                 return stuck
-            tries = [
-                {(rank, peer): speed for rank, report in second.items() for peer, speed in report.further[k].items()}
-                for k in range(TRIES)
-            ]
+            tries.append(_speeds(reports))
         slow = slow_pairs(speeds, tries, self._nodes, self._limits)
         return pair_findings(speeds, slow, self._nodes, self._limits)
 
@@ -124,6 +124,10 @@ class Host:
                 self._store.set("halt", "")
                 until = time.monotonic() + self._bounds.step + self._bounds.margin
         return reports
+
+
+def _speeds(reports: Mapping[int, Report]) -> dict[Pair, Speed]:
+    return {(rank, peer): speed for rank, report in reports.items() for peer, speed in report.speeds.items()}
 
 
 def wait_for(store: Store, names: list[str], seconds: float) -> bool:

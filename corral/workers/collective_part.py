@@ -77,9 +77,11 @@ class Part:
         try:
             if self._await(watched, store, "arrived"):
                 store.set(f"report/{me}", self._first(watched).to_json())
-                self._pass = "second"
-                if pairs := self._await(watched, store, "again"):
-                    store.set(f"second/{me}", self._second(watched, store, json.loads(pairs)).to_json())
+                for number in range(TRIES):
+                    self._pass = f"try-{number}"
+                    if not (pairs := self._await(watched, store, f"again/{number}")):
+                        break
+                    store.set(f"{self._pass}/{me}", self._again(watched, store, json.loads(pairs)).to_json())
         except _Halted:
             store.set(f"{self._pass}/{me}", Report().to_json())
         self._hear(watched, store)
@@ -97,9 +99,8 @@ class Part:
         self._hear(watched, store)
 
     def _hear(self, watched: Watched, store: Store) -> None:
-        self._found = [
-            Finding.from_dict(fields) for fields in json.loads(self._await(watched, store, "result", halts=False))
-        ]
+        told = json.loads(self._await(watched, store, "result", halts=False))
+        self._found = self._host.findings if self._host else [Finding.from_dict(fields) for fields in told]
 
     def _await(self, watched: Watched, store: Store, name: str, *, halts: bool = True) -> str:
         """A value that another rank will set. That may take any time, as long as rank 0 answers."""
@@ -141,22 +142,22 @@ class Part:
                 wrong.setdefault("pair", []).append(peer)
         return Report(took=took, wrong=wrong, speeds=speeds)
 
-    def _second(self, watched: Watched, store: Store, pairs: Sequence[Sequence[int]]) -> Report:
+    def _again(self, watched: Watched, store: Store, pairs: Sequence[Sequence[int]]) -> Report:
         """Each pair alone, in turn: the next one begins when the one before it has said that it is done."""
         exchanges = probe.Exchanges(self._rank, AGAIN * platform(self._rank.device).probe)
-        further: list[dict[int, Speed]] = [{} for _ in range(TRIES)]
-        for number, (a, b) in enumerate([(a, b) for _ in range(TRIES) for a, b in pairs]):
+        speeds: dict[int, Speed] = {}
+        for number, (a, b) in enumerate(pairs):
             if self._rank.rank not in (a, b):
                 continue
             if number:
-                self._await(watched, store, f"done/{number - 1}")
+                self._await(watched, store, f"{self._pass}/done/{number - 1}")
             peer = b if self._rank.rank == a else a
             watched.enter("pair", peer)
             speed, _ = exchanges.speed(peer)
             if self._rank.rank == a:
-                further[number // len(pairs)][b] = speed
-                store.set(f"done/{number}", "")
-        return Report(further=further)
+                speeds[b] = speed
+                store.set(f"{self._pass}/done/{number}", "")
+        return Report(speeds=speeds)
 
 
 def _facts(rank: Rank) -> dict[str, str]:

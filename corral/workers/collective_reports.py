@@ -20,14 +20,13 @@ LOOK = "look at its log; if the node is in order, its network or its device is n
 @dataclass(frozen=True)
 class Report:
     """One rank. took: check → seconds. wrong: check → ranks from which something wrong came. speeds: peer → speed, of
-    the pairs it leads; further: the same of each further try.
+    the pairs it leads.
     stuck: the step that did not end, with its peer where it has one; error: what it raised instead, "" for a hang.
     unreachable: ranks to which not even a plain connection came about, looked for after a hang only."""
 
     took: Mapping[str, float] = field(default_factory=dict)
     wrong: Mapping[str, Sequence[int]] = field(default_factory=dict)
     speeds: Mapping[int, Speed] = field(default_factory=dict)
-    further: Sequence[Mapping[int, Speed]] = ()
     stuck: str = ""
     peer: int | None = None
     error: str = ""
@@ -39,11 +38,7 @@ class Report:
     @classmethod
     def from_json(cls, text: str | bytes) -> Report:
         fields = json.loads(text)
-        return cls(**fields | {"speeds": _speeds(fields["speeds"]), "further": [_speeds(f) for f in fields["further"]]})
-
-
-def _speeds(fields: Mapping[str, Mapping[str, float]]) -> dict[int, Speed]:
-    return {int(peer): Speed(**speed) for peer, speed in fields.items()}
+        return cls(**fields | {"speeds": {int(peer): Speed(**speed) for peer, speed in fields["speeds"].items()}})
 
 
 def absent(missing: Sequence[int], nodes: Sequence[int], seconds: float) -> list[Finding]:

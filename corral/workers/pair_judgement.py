@@ -3,9 +3,10 @@
 The rule, in two passes, as a busy machine makes any single measurement slow now and then:
 1. Every pair is measured once, several at a time. Suspect is a pair below a quarter of the upper quartile of its kind
    (within a node, between nodes) and below the floor, or one that is too slow to be of use.
-2. Suspects are measured again, TRIES times, each alone, in turn with the fastest other pairs of their kind. Slow is a
-   pair that each time stayed below a quarter of the median of those, and below the floor; or, each time, below what
-   is of use.
+2. Suspects are measured again, up to TRIES times, each alone, in turn with the fastest other pairs of their kind. Slow
+   is a pair that each time stayed below a quarter of the median of those, and below the floor; or, each time, below
+   what is of use. Where all pairs of a node, of two nodes, or of a rank within its node are suspect, a few stand for
+   all of them.
 The quartile and not the median: with one bad node of three, two thirds of the pairs are slow.
 """
 
@@ -24,6 +25,7 @@ RATIO = 4.0  # times slower than the rest of its kind
 TRIES = 3
 CONTROLS = 3  # pairs of the same kind a suspect is compared with
 SUSPECTS = 8  # of the slowest suspects, so many are measured again
+STAND_INS = 3  # so many of them for all pairs of a node, of two nodes, or of a rank within its node
 
 
 @dataclass(frozen=True)
@@ -52,45 +54,96 @@ def suspects(speeds: Mapping[Pair, Speed], nodes: Sequence[int], limits: Limits)
     return sorted(found, key=lambda pair: (speeds[pair].bandwidth, pair))
 
 
-def measured_again(speeds: Mapping[Pair, Speed], nodes: Sequence[int], limits: Limits) -> list[Pair]:
-    """One try of the second pass: suspects, and the fastest pairs of their kinds. Where all pairs of two nodes are
-    suspect, the slowest stands for them."""
+def measured_again(
+    speeds: Mapping[Pair, Speed], tries: Sequence[Mapping[Pair, Speed]], nodes: Sequence[int], limits: Limits
+) -> list[Pair]:
+    """What the next try of the second pass measures: the suspects that were slow in all tries so far, and the fastest
+    pairs of their kinds. Nothing when no suspect is left, or after TRIES. Few stand for a set that is suspect whole."""
     found = suspects(speeds, nodes, limits)
-    groups = _groups(speeds, nodes)
     chosen: list[Pair] = []
-    for pair in found:
-        group = groups[_nodes(pair, nodes)]
-        whole = _between(pair, nodes) and all(other in found for other in group)
-        if len(chosen) < SUSPECTS and not (whole and any(other in chosen for other in group)):
-            chosen.append(pair)
-    for between in sorted({_between(pair, nodes) for pair in chosen}):
-        others = [p for p in speeds if _between(p, nodes) == between and p not in found]
-        chosen += sorted(others, key=lambda pair: -speeds[pair].bandwidth)[:CONTROLS]
-    return chosen
+    if len(tries) < TRIES:
+        wholes = _wholes(speeds, found, nodes)
+        for pair in found:
+            enough = any(pair in pairs and sum(p in pairs for p in chosen) >= STAND_INS for pairs in wholes)
+            if len(chosen) < SUSPECTS and not enough:
+                chosen.append(pair)
+    left = [pair for pair in chosen if _slow_in_all(pair, tries, found, nodes, limits)]
+    for between in sorted({_between(pair, nodes) for pair in left}):
+        others = [p for p in speeds.keys() - set(found) if _between(p, nodes) == between]
+        left += sorted(others, key=lambda pair: (-speeds[pair].bandwidth, pair))[:CONTROLS]
+    return left
 
 
 def slow_pairs(
     speeds: Mapping[Pair, Speed], tries: Sequence[Mapping[Pair, Speed]], nodes: Sequence[int], limits: Limits
 ) -> dict[Pair, Speed]:
-    """Pairs that are slow, with the best speed they had when alone. tries: one for each of the second pass."""
+    """Pairs that are slow, with the best speed they had when alone. tries: those of the second pass, in order."""
     found = suspects(speeds, nodes, limits)
-    groups = _groups(speeds, nodes)
-    slow: dict[Pair, Speed] = {}
-    for pair in found:
-        if tries and all(pair in one and _slow_in(one, pair, found, nodes, limits) for one in tries):
-            best = max((one[pair] for one in tries), key=lambda speed: speed.bandwidth)
-            group = groups[_nodes(pair, nodes)]
-            whole = _between(pair, nodes) and all(other in found for other in group)
-            slow |= dict.fromkeys(group if whole else [pair], best)
+    measured = [pair for pair in found if tries and pair in tries[0]]
+    slow = {
+        pair: max((one[pair] for one in tries), key=lambda speed: speed.bandwidth)
+        for pair in measured
+        if len(tries) == TRIES and _slow_in_all(pair, tries, found, nodes, limits)
+    }
+    for pairs in _wholes(speeds, found, nodes):
+        own = [pair for pair in measured if pair in pairs]
+        if own and all(pair in slow for pair in own):
+            slow = dict.fromkeys(pairs, max((slow[pair] for pair in own), key=lambda speed: speed.bandwidth)) | slow
     return slow
 
 
-def _slow_in(
-    one: Mapping[Pair, Speed], pair: Pair, found: Sequence[Pair], nodes: Sequence[int], limits: Limits
+def _wholes(speeds: Mapping[Pair, Speed], found: Sequence[Pair], nodes: Sequence[int]) -> list[set[Pair]]:
+    """Sets of pairs with one cause, all of which are suspect: of a node with all others, of two nodes, of a rank
+    within its node."""
+    suspect = set(found)
+    groups = (
+        *_of_nodes(speeds, nodes).values(),
+        *_of_links(speeds, nodes).values(),
+        *_of_ranks(speeds, nodes).values(),
+    )
+    return [set(pairs) for pairs in groups if suspect.issuperset(pairs)]
+
+
+def _of_nodes(speeds: Mapping[Pair, Speed], nodes: Sequence[int]) -> dict[int, list[Pair]]:
+    """Node → its pairs with other nodes."""
+    groups: dict[int, list[Pair]] = defaultdict(list)
+    for pair in speeds:
+        if _between(pair, nodes):
+            for node in _nodes(pair, nodes):
+                groups[node].append(pair)
+    return groups
+
+
+def _of_links(speeds: Mapping[Pair, Speed], nodes: Sequence[int]) -> dict[tuple[int, int], list[Pair]]:
+    """Two nodes → the pairs between them."""
+    groups: dict[tuple[int, int], list[Pair]] = defaultdict(list)
+    for pair in speeds:
+        if _between(pair, nodes):
+            groups[_nodes(pair, nodes)].append(pair)
+    return groups
+
+
+def _of_ranks(speeds: Mapping[Pair, Speed], nodes: Sequence[int]) -> dict[int, list[Pair]]:
+    """Rank → its pairs within its node."""
+    groups: dict[int, list[Pair]] = defaultdict(list)
+    for pair in speeds:
+        if not _between(pair, nodes):
+            for rank in pair:
+                groups[rank].append(pair)
+    return groups
+
+
+def _slow_in_all(
+    pair: Pair, tries: Sequence[Mapping[Pair, Speed]], found: Sequence[Pair], nodes: Sequence[int], limits: Limits
 ) -> bool:
+    """Each against the pairs of its kind in the same try that were no suspects."""
     kind = _between(pair, nodes)
-    controls = [speed.bandwidth for p, speed in one.items() if _between(p, nodes) == kind and p not in found]
-    return _is_slow(one[pair].bandwidth, statistics.median(controls) if controls else 0.0, limits)
+    for one in tries:
+        controls = [speed.bandwidth for p, speed in one.items() if _between(p, nodes) == kind and p not in found]
+        usual = statistics.median(controls) if controls else 0.0
+        if pair not in one or not _is_slow(one[pair].bandwidth, usual, limits):
+            return False
+    return True
 
 
 def _is_slow(bandwidth: float, usual: float, limits: Limits) -> bool:
@@ -109,13 +162,6 @@ def _nodes(pair: Pair, nodes: Sequence[int]) -> tuple[int, int]:
 
 def _between(pair: Pair, nodes: Sequence[int]) -> bool:
     return nodes[pair[0]] != nodes[pair[1]]
-
-
-def _groups(speeds: Mapping[Pair, Speed], nodes: Sequence[int]) -> dict[tuple[int, int], list[Pair]]:
-    groups: dict[tuple[int, int], list[Pair]] = defaultdict(list)
-    for pair in speeds:
-        groups[_nodes(pair, nodes)].append(pair)
-    return groups
 
 
 # Words ----------------------------------------------------------------------------------------------------------------
@@ -153,8 +199,7 @@ def _slow_nodes(
     """Nodes that are slow with every other node, of which there are at least two; their pairs are taken out of left."""
     found = []
     bad: set[Pair] = set()
-    for node in sorted(set(nodes)):
-        own = [pair for pair in speeds if _between(pair, nodes) and node in _nodes(pair, nodes)]
+    for node, own in sorted(_of_nodes(speeds, nodes).items()):
         others = {other for pair in own for other in _nodes(pair, nodes)} - {node}
         if len(others) >= 2 and all(pair in left for pair in own):
             bad |= set(own)
@@ -177,8 +222,8 @@ def _slow_links(
 ) -> list[Finding]:
     """Two nodes all of whose common pairs are slow, when these are several."""
     found = []
-    for (a, b), pairs in sorted(_groups(speeds, nodes).items()):
-        if a != b and len(pairs) > 1 and all(pair in left for pair in pairs):
+    for (a, b), pairs in sorted(_of_links(speeds, nodes).items()):
+        if len(pairs) > 1 and all(pair in left for pair in pairs):
             pair = min(pairs)
             text = f"{_rate(left[pair])} {_where(*pair, nodes)}, as on all {len(pairs)} pairs of these nodes"
             fix = f"check the network between node-{a} and node-{b}"
@@ -195,8 +240,7 @@ def _slow_ranks(
     """Ranks that are slow with every rank of their node, of which there are at least two."""
     found = []
     bad: set[Pair] = set()
-    for rank, node in enumerate(nodes):
-        own = [pair for pair in speeds if rank in pair and not _between(pair, nodes)]
+    for rank, own in sorted(_of_ranks(speeds, nodes).items()):
         if len(own) >= 2 and all(pair in left for pair in own):
             bad |= set(own)
             best = max((left[pair] for pair in own), key=lambda speed: speed.bandwidth)
@@ -204,8 +248,8 @@ def _slow_ranks(
                 Finding(
                     "rank_bandwidth", False, _expected(usual[False], limits),
                     f"at most {_rate(best)} with each of the {len(own)} other ranks of its node",
-                    f"check its device, or take node-{node} out",
-                    node=node, rank=rank, value=round(best.bandwidth, 3), unit="MiB/s",
+                    f"check its device, or take node-{nodes[rank]} out",
+                    node=nodes[rank], rank=rank, value=round(best.bandwidth, 3), unit="MiB/s",
                 )
             )  # fmt: skip
     for pair in bad:
