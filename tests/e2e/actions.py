@@ -22,9 +22,9 @@ import psutil
 import yaml
 
 TOOLS = ("bash", "curl", "jq", "git")
-# What a step gets at a cancel, and seconds until the next.
+# What a step gets at a cancel, and seconds until the next. GitHub's first is 7.5 s; here the machine may be busy.
 GRACE: tuple[tuple[signal.Signals, float], ...] = (
-    (signal.SIGINT, 7.5), (signal.SIGTERM, 2.5), (signal.SIGKILL, 20.0),
+    (signal.SIGINT, 60.0), (signal.SIGTERM, 2.5), (signal.SIGKILL, 20.0),
 )  # fmt: skip
 WITH_CHILDREN = False  # the last signal is for everything below the step, too
 _TOKEN = re.compile(r"\s*('(?:[^']|'')*'|[A-Za-z_][\w-]*|==|!=|&&|\|\||[!().,]|\d+)")
