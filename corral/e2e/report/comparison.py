@@ -60,7 +60,7 @@ def _phase(phase: PhaseSummary) -> Child:
     return el(
         "li",
         el("b", phase.phase),
-        el("span", f"{phase.compared:,} numbers" if phase.compared else "–"),
+        el("span", f"{phase.compared:,} {'number' if phase.compared == 1 else 'numbers'}" if phase.compared else "–"),
         el("span", gap),
         el("em", _SAID[phase.state]),
         class_=phase.state,
