@@ -217,6 +217,7 @@ def _records(plan: Plan) -> list[Row]:
             else "never",
         ),
         ("run folder", trainer.run_dir),
+        *([("phase records", trainer.record_phases)] if trainer.record_phases != "none" else []),
     ]
 
 

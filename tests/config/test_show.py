@@ -72,3 +72,11 @@ def test_json_is_the_plan(plan_of):
     read = json.loads(as_json(plan))
     assert read == json.loads(json.dumps(plan.as_dict()))
     assert (read["topology"]["world"], read["samples_per_step"]) == (2, 16)
+
+
+def test_phase_records_are_said_when_there_are_any(plan_of):
+    assert "phase records" not in render(plan_of())
+    assert any(
+        line.split() == ["phase", "records", "full"]
+        for line in render(plan_of("trainer.record_phases=full")).splitlines()
+    )
