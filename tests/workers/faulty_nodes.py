@@ -31,7 +31,7 @@ def start(
     that gives the address of the cluster once the node is up, so that several can start at the same time.
     """
     spec = {"name": name, "devices": devices, "temp_dir": str(temp_dir), "address": address, "ip": ip}
-    said = stack.enter_context(tempfile.TemporaryFile())
+    said = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
     process = subprocess.Popen(
         [*prefix, sys.executable, "-m", "tests.workers.faulty_nodes", json.dumps(spec)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True,
