@@ -32,7 +32,7 @@ from corral.job.client.endpoint import Endpoint, endpoint
 from corral.job.protocol.submit import SubmitRequest
 
 FOLDERS: dict[Role, str] = {"main": "job", "reference": "reference"}
-_OWN_SERVICE = 60.0  # seconds; a service of our own that is silent for so long does not come back
+_OWN_SERVICE = 30.0  # seconds; a service of our own that is lost for so long does not come back
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class CaseRun:
             self.console.say(f"-- {notice}")
         requests = {role: request_of(self.found, role, places, source) for role in self._roles()}
         with ExitStack() as stack:
-            service = None
-            if self.options.on is None:
+            service, where = None, self.options.on
+            if where is None:
                 service = stack.enter_context(LocalService(self.folder / "service", self._size(), self._secrets()))
-            where = self.options.on or endpoint(service.url if service else None, env={})
+                where = endpoint(service.url, env={})
             bundle = stack.enter_context(packed(source.listing))
             try:
                 for role, request in requests.items():
@@ -179,7 +179,8 @@ class CaseRun:
 
     @property
     def _patience(self) -> Patience:
-        return Patience.of(_OWN_SERVICE if self.options.on is None else self.options.reconnect)
+        longest = _OWN_SERVICE if self.options.on is None else self.options.reconnect
+        return Patience.of(min(longest, self.options.reconnect))
 
     def _size(self) -> Size:
         case = self.found.case
