@@ -10,7 +10,7 @@ from corral.e2e.parity_records import Array, Facts, UpdateRecord
 # Typical relative distance of what was rounded to a type once or a few times, and the type.
 _ROUNDING = ((1e-9, 1e-5, "float32"), (5e-5, 5e-2, "bfloat16 or float16"))
 
-_TAIL = 30  # the widest gap of what was only rounded, in typical ones
+_TAIL = 60  # the widest gap of what was only rounded, in typical ones
 
 
 @dataclass(frozen=True)
