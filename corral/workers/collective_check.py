@@ -39,7 +39,8 @@ def check_collectives(
     """Check the world of this rank; every rank calls it, instead of `connect` or before it. devices: of each node.
 
     facts: what has to be the same on all ranks, beside the versions and the device. Rank 0 leaves collective.json in
-    run_dir, and gets the good pairs too. Raises CollectiveError, on every rank that still can, with one line that names rank, pair or node.
+    run_dir, and gets the good pairs too. Raises CollectiveError, on every rank that still can, with one line that names
+    rank, pair or node.
     """
     if rank.world == 1:
         return []

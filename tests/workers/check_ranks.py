@@ -76,6 +76,8 @@ def main() -> None:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 spec = Spec(**json.loads(line) | {"port": probe.getsockname()[1]})
+        for rank in range(spec.world):
+            (Path(spec.run_dir) / WRITTEN.format(rank)).unlink(missing_ok=True)
         pids = [_fork(spec, rank) for rank in range(spec.world)]
         for rank in range(spec.world):
             if _comes(spec, rank):

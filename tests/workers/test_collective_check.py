@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corral.errors import InfraError
 from corral.findings import Finding
-from corral.workers.collective_check import read_findings
+from corral.workers.collective_check import collective_findings, read_findings
+from corral.workers.collective_host import Bounds
 from corral.workers.collective_reports import Report, absent, odd_ones, stuck_ones, wrong_ones
+from corral.workers.local_cluster import LocalCluster
 from corral.workers.pair_judgement import Speed
+from corral.workers.ray_launcher import RayLauncher
 from tests.workers.check_ranks import Outcome, Ranks, Spec
+from tests.workers.clusters import topology
 
 NODES = [0, 0, 1, 1]
 
@@ -183,3 +188,27 @@ def test_two_ranks_that_hang_with_each_other_are_named(ranks: Ranks, tmp_path: P
     (said,) = errors(ranks.run(Spec(4, 2, str(tmp_path), step=5.0, margin=5.0, faults=faults)))
     assert said is not None
     assert said.startswith("collective check: pair on rank 1 to rank 2: expected an exchange within 5 s, found none")
+
+
+# Ranks of a cluster ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_cluster_are_checked_without_a_model(cluster: LocalCluster, tmp_path: Path):
+    found = collective_findings(topology(2, 2, cluster.address), tmp_path)
+    assert found == read_findings(tmp_path)
+    assert all(finding.ok for finding in found)
+    assert sum(finding.check == "pair" for finding in found) == 6
+
+
+@pytest.mark.slow
+def test_what_fails_on_a_cluster_is_found_and_ends_a_run_with_one_line(cluster: LocalCluster, tmp_path: Path):
+    """Nobody can be there in no time at all."""
+    where, bounds = topology(2, 2, cluster.address), Bounds(arrive=1e-6)
+    assert {finding.ok for finding in collective_findings(where, tmp_path, bounds=bounds)} == {False}
+    with pytest.raises(InfraError, match=r"^collective check: (reach|arrive) on ") as caught:
+        RayLauncher(
+            where, "corral.workers.collective_check:CheckWorker", (2, str(tmp_path), bounds), tmp_path,
+            preload=("corral.workers.collective_check",),
+        )  # fmt: skip
+    assert "(node-" not in str(caught.value)  # the place that is named is not the one that says it
