@@ -22,6 +22,7 @@ from corral.job.protocol.names import relative_path_problem
 PREFLIGHT = "preflight.json"
 MOST_FILES = 100_000
 _ATTEMPT_FILES = (files.DRIVER_LOG, files.END, PREFLIGHT)  # they lie beside `run/` and come to the root of the archive
+_DENSE = (".safetensors", ".pt", ".parquet", ".gz", ".zip", ".png")
 _PIECE = 1 << 18
 _BLOCK = tarfile.BLOCKSIZE
 
@@ -42,26 +43,40 @@ def size_of(folder: Path) -> Size:
 
 
 def pack(folder: Path, redactor: Redactor | None) -> Iterator[bytes]:
-    """The files of `run/` and those about the attempt, with the secrets of a redactor overwritten in place."""
-    compressor = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # 16: a gzip header
+    """The files of `run/` and those about the attempt, with the secrets of a redactor overwritten in place.
+
+    Of several gzip members, which is one stream to every reader: numbers are not compressed, which takes time and
+    saves nothing.
+    """
+    level, compressor = 1, _compressor(1)
     with closing(_tar(folder, redactor)) as pieces:
-        for piece in pieces:
+        for wanted, piece in pieces:
+            if wanted != level:
+                yield compressor.flush()
+                level, compressor = wanted, _compressor(wanted)
             if data := compressor.compress(piece):
                 yield data
     yield compressor.flush()
 
 
-def _tar(folder: Path, redactor: Redactor | None) -> Generator[bytes]:
+def _compressor(level: int) -> zlib._Compress:
+    return zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # 16: a gzip header
+
+
+def _tar(folder: Path, redactor: Redactor | None) -> Generator[tuple[int, bytes]]:
+    """(level of compression, piece)."""
     with closing(_open_files(folder)) as found:
         for name, descriptor in found:
+            level = 0 if name.endswith(_DENSE) else 1
             status = os.fstat(descriptor)
             entry = tarfile.TarInfo(name)
             entry.size, entry.mtime = status.st_size, int(status.st_mtime)
-            yield entry.tobuf(tarfile.PAX_FORMAT)
+            yield level, entry.tobuf(tarfile.PAX_FORMAT)
             content = _content(descriptor, status.st_size)
-            yield from content if redactor is None else _masked(content, redactor)
-            yield bytes(-status.st_size % _BLOCK)
-    yield bytes(2 * _BLOCK)
+            for piece in content if redactor is None else _masked(content, redactor):
+                yield level, piece
+            yield level, bytes(-status.st_size % _BLOCK)
+    yield 1, bytes(2 * _BLOCK)
 
 
 def _content(descriptor: int, size: int) -> Iterator[bytes]:

@@ -58,6 +58,18 @@ def test_the_run_folder_and_the_files_about_the_attempt(service):
     assert "preflight.json" not in fetched(service, job, attempt=2)
 
 
+def test_what_is_dense_already_goes_as_it_is(service):
+    job = service.submit()
+    run = attempt(service, job) / "run"
+    weights = os.urandom(1 << 20)
+    for name in ("a.safetensors", "m/b.safetensors", "z.json"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes(weights if "safe" in name else b"{}")
+    found = fetched(service, job)
+    assert found["a.safetensors"] == found["m/b.safetensors"] == weights
+    assert found["z.json"] == b"{}"
+
+
 def test_links_pipes_and_odd_names_stay_out_and_hold_nothing_up(service, tmp_path):
     job = service.submit()
     run = attempt(service, job) / "run"
