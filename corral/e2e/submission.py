@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from corral.e2e.case import Case
-from corral.e2e.placeholders import fill, names_in
+from corral.e2e.placeholders import fill
 from corral.e2e.read import Found, project_root
 from corral.e2e.sealed import MANIFEST
 from corral.errors import ConfigError
@@ -67,12 +67,10 @@ def _inside(file: str, path: str) -> bool:
 
 
 def request_of(found: Found, role: Role, places: Places, source: Source, bundle: str = UNKNOWN) -> SubmitRequest:
-    """What is submitted for the main job of a case, or for its reference. Raises ConfigError."""
+    """What is submitted for the main job of a case without `problems`, or for its reference. Raises ConfigError."""
     case = found.case
     parity = case.parity if role == "reference" else None
     assert role == "main" or parity is not None
-    if case.topology.head == "separate":
-        raise ConfigError(f"case {case.name}: topology.head: separate: no backend has nodes without devices yet")
     values = _values(case, places)
     resources = parity or case.topology
     fields: dict[str, Any] = {
@@ -122,12 +120,7 @@ def _values(case: Case, places: Places) -> dict[str, str]:
     values = {name: str(folder) for name, folder in places.needs.items()}
     if case.rollouts is None:
         return values
-    if places.rollouts is not None:
-        return values | {"rollouts": ROLLOUTS}
-    words = [*case.args, *(case.command or []), *(case.parity.args if case.parity else [])]
-    if any("rollouts" in names_in(word) for word in words):
-        raise ConfigError(f"case {case.name}: {{rollouts}} stands in an argument; the folder is only known in env")
-    return values | {"rollouts": _IN_RUN}
+    return values | {"rollouts": _IN_RUN if places.rollouts is None else ROLLOUTS}
 
 
 def _name(case: str, role: Role) -> str:
