@@ -136,13 +136,19 @@ def _recorded(file: Path, result: Result) -> tuple[Found, bool]:
 
 
 def _new_folder(runs: Path, name: str) -> Path:
-    """A folder no other run has, named by the time. Raises InfraError."""
+    """A folder no other run has, named by the time. Raises InfraError.
+
+    A folder of runs that is made here ignores itself: reports are nothing to commit, or to send as source.
+    """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     attempt = 0
     while True:
         attempt += 1
         folder = (runs / name / (stamp if attempt == 1 else f"{stamp}-{attempt}")).absolute()
         try:
+            if not runs.exists():
+                runs.mkdir(parents=True)
+                atomic.write_text(runs / ".gitignore", "*\n")
             folder.mkdir(parents=True)
         except FileExistsError:
             continue

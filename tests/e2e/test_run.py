@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -283,6 +284,14 @@ def test_two_runs_at_once_do_not_disturb_each_other(project):
 
 
 @pytest.mark.slow
+def test_what_a_run_left_in_the_project_is_no_part_of_the_next(project, url):
+    project.case("left", 'assert not os.path.exists("runs"); plan(); metrics()')
+    for _ in range(2):
+        assert project.run("left", "--on", url, "--runs", "runs/e2e").code == 0
+    status = subprocess.run(["git", "status", "--porcelain"], cwd=project.root, capture_output=True, text=True)
+    assert "runs" not in status.stdout
+
+
 def test_a_run_that_did_not_pass_keeps_no_recording(project, url):
     program = "(run / 'rollouts/1').mkdir(parents=True); plan(); metrics(loss='none')"
     project.case("records", program, env={"DUMP": "{rollouts}"}, rollouts={"steps": [1]})

@@ -125,10 +125,20 @@ def _in_folder(root: Path) -> Iterator[str]:
             and name not in _LEFT_OUT_DIRS
             and not name.startswith(".")
             and not os.path.exists(here / name / "pyvenv.cfg")
+            and not _ignores_itself(here / name)
         )
         for name in [*files, *links]:
             if not name.startswith("."):
                 yield str((here / name).relative_to(root))
+
+
+def _ignores_itself(folder: Path) -> bool:
+    """Virtual environments, caches of tools and folders of runs hold a `.gitignore` of one star."""
+    try:
+        with open(folder / ".gitignore", "rb") as file:
+            return b"*" in [line.strip() for line in file.read(1024).splitlines()]
+    except OSError:
+        return False
 
 
 def _unreadable(error: OSError) -> NoReturn:

@@ -154,11 +154,15 @@ def test_outside_git(tmp_path):
         "__pycache__/a.pyc": "",
         "venv/pyvenv.cfg": "",
         "venv/x": "",
+        "runs/.gitignore": "*\n",
+        "runs/e2e/report.html": "",
+        "kept/.gitignore": "*.log\n",
+        "kept/c.py": "",
     }
     root = write(tmp_path / "plain", files)
     (root / "link").symlink_to("d")
     listing = list_files(root)
-    assert listing.paths == ["a.sh", "d/b.py", "link"]
+    assert listing.paths == ["a.sh", "d/b.py", "kept/c.py", "link"]
     assert "is not a git working tree" in listing.notices[0]
 
 
