@@ -96,8 +96,13 @@ def _phases(step: int, one: RunRecords, many: RunRecords, parity: Parity) -> Ite
 
 
 def parity_checks(report: ParityReport) -> list[Check]:
-    """A check for each phase that was compared, for the metrics' names, and one that says when those were all."""
+    """A check for each phase that was compared, for the metrics' names, and one that says when those were all.
+
+    The phase of the first difference comes first: what differs in an earlier phase of a later step follows from it.
+    """
     checks = [_phase_check(report, phase) for phase in PHASES if any(row.phase == phase for row in report.rows)]
+    first = report.first
+    checks.sort(key=lambda check: first is None or check.name != first.phase)
     missing = [row for row in report.rows if row.phase == "metrics" and MISSING in (row.reference, row.found)]
     checks.append(
         Check(

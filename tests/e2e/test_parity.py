@@ -196,6 +196,7 @@ def test_of_many_differences_the_first_computed_is_first(reference: Path, wrong:
     expected = min((number, ROWS.index(PLACES[name])) for number, name in wrong)
     assert report.first is not None
     assert (report.first.step, ROWS.index((report.first.phase, report.first.name))) == expected
+    assert next(check.name for check in parity_checks(report) if not check.ok) == report.first.phase
 
 
 # What is no tensor of floats ---------------------------------------------------------------------------------------
