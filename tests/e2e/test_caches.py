@@ -292,18 +292,6 @@ def test_what_was_recorded_is_kept_and_found(root, recorded):
     assert (folder / BELOW / "1/meta.json").read_text() == "step 1"
 
 
-def test_steps_below_folders_named_by_the_run_keep_their_place(root, recorded):
-    inside = recorded / "project/GBS16"
-    inside.mkdir(parents=True)
-    for step in ("1", "3"):
-        (recorded / step).rename(inside / step)
-    case = with_rollouts(1, 3)
-    folder = publish_rollouts(case, root, recorded)
-    assert folder is not None
-    assert (folder / "project/GBS16/3/meta.json").read_text() == "step 3"
-    assert rollouts_in(case, root) == folder
-
-
 def test_a_recording_without_a_step_is_not_kept(root, recorded):
     assert publish_rollouts(with_rollouts(1, 4), root, recorded) is None
     assert publish_rollouts(with_rollouts(1), root, recorded / "none") is None
