@@ -150,11 +150,6 @@ def _folder_of(steps: list[str], recorded: Path) -> Path | None:
     return min(whole, key=lambda folder: len(folder.parts)).relative_to(recorded) if whole else None
 
 
-def _recorded(recorded: Path, step: int) -> list[Path]:
-    """Folders of a step: skip.rollout.dump_dir has those of one experiment below folders with its name and sizes."""
-    return [path for path in recorded.rglob(str(step)) if (path / "meta.json").is_file()]
-
-
 def _key(identity: object) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
