@@ -204,7 +204,8 @@ def _prepare(case: Case, name: str, folder: Path, say: Say, signals: Signals) ->
         if folder.exists():
             say(f"need {name}: {folder}: {damage}; it is made anew")
         with _replaced(folder) as partial:
-            _make(case, name, partial, say, signals)
+            # Named as the folder it becomes: the partial one is gone when the line is read.
+            _make(case, name, partial, lambda line: say(line.replace(str(partial), str(folder))), signals)
 
 
 @contextmanager

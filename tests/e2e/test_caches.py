@@ -79,7 +79,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, int, int]]:
 def test_a_need_is_made_once_and_nobody_touches_it_again(root):
     folder, lines = made(case_of({"make": MAKE}), root)
     assert lines[0] == "preparing data: corral data arithmetic {out} --train 8 --test 4"
-    assert lines[1].endswith("train.parquet: 8 rows")
+    assert lines[1] == f"{folder}/train.parquet: 8 rows"
     assert sorted(os.listdir(folder)) == FILES
     before = state_of(root)
     assert made(case_of({"make": MAKE}), root) == (folder, [])
