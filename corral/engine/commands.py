@@ -56,9 +56,12 @@ def _smollm2(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _writing(out: Path) -> Iterator[None]:
-    """One line for a disk that refuses; the writers themselves leave nothing half-written."""
+    """One line for a disk that refuses; the writers themselves leave nothing half-written. Of what transformers shows
+    of its progress nothing: it is over in a moment."""
     from safetensors import SafetensorError
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -161,7 +161,9 @@ def test_the_command_reports_what_it_did(tmp_path, capsys) -> None:
     args = parse(str(tmp_path / "m"), "--architecture", "llama", "--seed", "2")
     assert args.run(args) == 0
     assert args.run(args) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'm'}: written\n{tmp_path / 'm'}: already there, left alone\n"
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path / 'm'}: written\n{tmp_path / 'm'}: already there, left alone\n"
+    assert said.err == ""
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "m").config.model_type == "llama"
 
 
