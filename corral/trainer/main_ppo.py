@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ def main(argv: Sequence[str]) -> int:
     forget()
     resolved = resolve(argv)
     print(render(resolved.plan), flush=True)
+    # Threads of torch that wait for each other sleep: where they have to share cores, spinning takes ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # The heavy part starts here: everything above answers in a second, also when it refuses.
     with ending_on_the_spot():
         from corral.trainer.ppo import fit

@@ -225,9 +225,11 @@ def test_the_command_ends_with_the_code_and_the_line(inputs: Inputs, tmp_path: P
 
 
 def test_an_error_inside_the_run_has_no_traceback(inputs: Inputs, tmp_path: Path, one_long_prompt: Path):
-    done = train(inputs.overrides(tmp_path / "run", f"data.train_files={one_long_prompt}"))
+    overrides = inputs.overrides(tmp_path / "run", f"data.train_files={one_long_prompt}")
+    done = train(overrides, {"OMP_DISPLAY_ENV": "true"})
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr  # torch was imported with it: its threads do not spin
     error_line(done.stderr)
     assert_whole(tmp_path / "run")
 
