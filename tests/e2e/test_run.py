@@ -170,7 +170,7 @@ def test_what_cannot_run_is_refused_before_anything_starts(project, inside):
     for words in (["bad"], ["nothing"], [], ["good", "--metric", "loss"], ["good", "--on", "ftp://x"]):
         code, out, err = inside("run", *words)
         assert (code, out, err.count("\n")) == (78, "", 1), words
-    assert sorted(path.name for path in project.runs.iterdir()) == ["absent"]
+    assert sorted(path.name for path in project.runs.iterdir()) == [".gitignore", "absent"]
 
 
 def test_a_service_that_does_not_answer(project):
@@ -292,6 +292,7 @@ def test_what_a_run_left_in_the_project_is_no_part_of_the_next(project, url):
     assert "runs" not in status.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_did_not_pass_keeps_no_recording(project, url):
     program = "(run / 'rollouts/1').mkdir(parents=True); plan(); metrics(loss='none')"
     project.case("records", program, env={"DUMP": "{rollouts}"}, rollouts={"steps": [1]})
