@@ -6,6 +6,7 @@ Records that are missing or broken are findings, never errors: a run that failed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def _phase_checks(case: Case, records: Path) -> Iterator[Check]:
         return
     try:
         events = read_trace(records)
+        if not events:  # of nothing nothing can be missing
+            raise Unreadable("no phase in it")
     except Unreadable as problem:
         yield problem.check("phases", "trace.json")
         return
@@ -108,7 +111,7 @@ def _limit_checks(case: Case, job: JobPart, records: Path) -> Iterator[Check]:
         ok = seconds is not None and seconds <= expect.seconds
         yield Check(group="limits", name="seconds", expected=f"at most {expect.seconds:g} s", found=found, ok=ok)
     if expect.memory_gib is not None:
-        yield _memory(expect.memory_gib, records)
+        yield _memory(expect.memory_gib, case.topology.world, records)
 
 
 def running_seconds(job: JobPart) -> float | None:
@@ -120,18 +123,24 @@ def running_seconds(job: JobPart) -> float | None:
     return seconds
 
 
-def _memory(most: float, records: Path) -> Check:
-    """The peak that every rank writes beside its progress."""
+def _memory(most: float, world: int, records: Path) -> Check:
+    """The peak that every rank writes beside its progress; one that wrote none may have had any."""
     peaks: dict[int, float] = {}
     for path in records.glob("progress/rank-*.json"):
         try:
             said: Any = read_json(records, str(path.relative_to(records)))
-            peaks[int(said["rank"])] = float(said["peak_memory_gib"])
-        except (Unreadable, KeyError, TypeError, ValueError):
+            rank, peak = int(said["rank"]), float(said["peak_memory_gib"])
+        except (Unreadable, KeyError, TypeError, ValueError, OverflowError):
             continue
+        if math.isfinite(peak):
+            peaks[rank] = peak
     expected = f"at most {most:g} GiB a rank"
     if not peaks:
         return Check(group="limits", name="memory", expected=expected, found="no rank recorded its memory", ok=False)
     rank = max(peaks, key=lambda rank: peaks[rank])
     found = f"{peaks[rank]:.2f} GiB on rank {rank}"
-    return Check(group="limits", name="memory", expected=expected, found=found, ok=peaks[rank] <= most)
+    silent = [other for other in range(world) if other not in peaks]
+    if silent and peaks[rank] <= most:
+        found = f"rank {silent[0]} recorded none; of {len(peaks)} that did, {found}"
+    ok = not silent and peaks[rank] <= most
+    return Check(group="limits", name="memory", expected=expected, found=found, ok=ok)

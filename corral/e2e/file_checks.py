@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from corral.e2e.case import Case
+from corral.e2e.reading import Unreadable, read_json
 from corral.e2e.result import Check
 
 _MOST_SHOWN = 5  # lines of a forbidden pattern in the detail of its check
-_LONGEST_LINE = 1 << 16  # bytes of a line that are looked at
+_PIECE = 1 << 16  # bytes of a line that are looked at together
+_OVERLAP = 1 << 12  # of two pieces of a longer one: what matches may lie across their border
 
 
 def file_checks(case: Case, records: Path) -> Iterator[Check]:
@@ -43,30 +46,32 @@ class _Hits:
     count: int = 0
     shown: list[str] = field(default_factory=list)
 
-    def look(self, place: str, text: str) -> None:
-        if self.pattern.search(text):
+    def look(self, place: str, text: str, start: int) -> None:
+        if match := self.pattern.search(text, start):
             self.count += 1
             if len(self.shown) < _MOST_SHOWN:
-                self.shown.append(f"{place}: {text[:300].strip()}")
+                seen = text[max(0, match.start() - 100) :] if match.start() > 200 else text
+                self.shown.append(f"{place}: {seen[:300].strip()}")
 
 
 def _forbidden(patterns: list[str], records: Path) -> Iterator[Check]:
     files = log_files(records)
-    hits = [_Hits(re.compile(pattern)) for pattern in patterns]
-    lines = 0
+    hits = [_Hits(re.compile(pattern, re.MULTILINE)) for pattern in patterns]
+    lines, unseen = 0, _unseen(records)
     for file in files:
         name = file.relative_to(records).as_posix()
         with file.open("rb") as log:
-            for number, line in enumerate(log, start=1):
-                lines += 1
-                text = line[:_LONGEST_LINE].decode("utf-8", "replace").rstrip("\r\n")
+            for number, text, start in _texts(log):
+                lines += start == 0
                 for hit in hits:
-                    hit.look(f"{name}:{number}", text)
+                    hit.look(f"{name}:{number}", text, start)
     for hit in hits:
         if not files:
             found = "no log to look at"
         elif hit.count:
             found = hit.shown[0] + (f" (and {hit.count - 1} more)" if hit.count > 1 else "")
+        elif unseen:
+            found = f"none in {lines} lines, but there is no {unseen} to look at"
         else:
             found = f"none in {lines} lines of {len(files)} logs"
         yield Check(
@@ -74,9 +79,33 @@ def _forbidden(patterns: list[str], records: Path) -> Iterator[Check]:
             name=f"no line matches {hit.pattern.pattern}",
             expected="none",
             found=found,
-            ok=bool(files) and hit.count == 0,
+            ok=bool(files) and not unseen and hit.count == 0,
             detail="\n".join(hit.shown[1:]),
         )
+
+
+def _texts(log: IO[bytes]) -> Iterator[tuple[int, str, int]]:
+    """(line, text, where what is new in the text starts): a long line comes in pieces, so that none is held whole. What
+    a progress bar drew over is a line of its own for `^` and `$`."""
+    number, before = 1, b""
+    while piece := log.readline(_PIECE):
+        text = (before + piece).decode("utf-8", "replace").rstrip("\r\n").replace("\r", "\n")
+        yield number, text, 1 if before else 0
+        whole = piece.endswith(b"\n")
+        number, before = number + whole, b"" if whole else piece[-_OVERLAP:]
+
+
+def _unseen(records: Path) -> str:
+    """The first log that a run always leaves, and this one did not: that of the command, and of each rank of a plan of
+    several; "" when all are there."""
+    if not (records / "driver.log").is_file():
+        return "driver.log"
+    try:
+        world = int(read_json(records, "plan.json")["topology"]["world"])
+    except (Unreadable, KeyError, TypeError, ValueError, OverflowError):
+        return ""  # it is no run of ranks, or failed before it knew them
+    names = (f"rank-{rank}.log" for rank in range(world if world > 1 else 0))
+    return next((name for name in names if not any(records.glob(f"logs/*/{name}"))), "")
 
 
 def _rank_logs(case: Case, records: Path) -> Check:

@@ -18,7 +18,10 @@ Row = dict[str, Any]
 def read_metrics(records: Path) -> list[Row]:
     """The lines of metrics.jsonl. Raises Unreadable, which names the first broken line."""
     rows = []
-    for number, line in enumerate(read_text(records, "metrics.jsonl").splitlines(), start=1):
+    lines = read_text(records, "metrics.jsonl").split("\n")  # not splitlines: a text may hold U+2028
+    if not lines[-1]:
+        lines.pop()
+    for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line, parse_int=_int)
         except (ValueError, RecursionError):
@@ -72,8 +75,8 @@ def _trend(name: str, rows: list[Row], way: str) -> Check:
             found = f"{_shown(name, value, row)} on line {number}"
             return Check(group="metrics", name=name, expected=way, found=found, ok=False)
     third = max(1, len(rows) // 3)
-    first = math.fsum(row[name] for row in rows[:third]) / third
-    last = math.fsum(row[name] for row in rows[-third:]) / third
+    first = math.fsum(row[name] / third for row in rows[:third])
+    last = math.fsum(row[name] / third for row in rows[-third:])
     ok = last > first if way == "rises" else last < first
     found = f"{first:g} to {last:g} (means of the first and the last {third} of {len(rows)} lines)"
     return Check(group="metrics", name=name, expected=way, found=found, ok=ok)

@@ -34,13 +34,17 @@ def compare(reference: Path, records: Path, parity: Parity, dump_to: Path) -> Pa
     """
     need_libraries()
     one, many = read_run(reference), read_run(records)
+    promised = [run.facts.record_phases for run in (one, many) if run.facts.record_phases != "none"]
     comparisons = list(_comparisons(one, many, parity))
+    if promised and not (one.phases or many.phases):
+        absent = f"none, though plan.json says {promised[0]}"
+        comparisons.insert(0, failing(0, "samples", "phase records", absent, absent))
     rows = [comparison.row for comparison in comparisons]
     compared: dict[str, int] = {}
     for comparison in comparisons:
         compared[comparison.row.phase] = compared.get(comparison.row.phase, 0) + comparison.numbers
     first = next((comparison for comparison in comparisons if not comparison.row.ok), None)
-    notes = [] if one.phases or many.phases else [ONLY_METRICS]
+    notes = [] if one.phases or many.phases or promised else [ONLY_METRICS]
     if first is None:
         return ParityReport(rows=rows, compared=compared, hint="; ".join(notes))
     dumped: str | None = dump_to.name
@@ -104,6 +108,10 @@ def parity_checks(report: ParityReport) -> list[Check]:
     first = report.first
     checks.sort(key=lambda check: first is None or check.name != first.phase)
     missing = [row for row in report.rows if row.phase == "metrics" and MISSING in (row.reference, row.found)]
+    numbers = sum(report.compared.values())
+    if numbers == 0 and not any(not check.ok for check in checks):
+        found = "no number that both runs have; every metric is one that may differ"
+        checks.append(Check(group="parity", name="numbers", expected="some to compare", found=found, ok=False))
     checks.append(
         Check(
             group="parity",

@@ -119,12 +119,14 @@ class PhaseRecords:
 
 @dataclass(frozen=True)
 class Facts:
-    """How a run was split. sp: sequence-parallel degree by role; missing where plan.json does not say."""
+    """How a run was split. sp: sequence-parallel degree by role; missing where plan.json does not say. record_phases:
+    what it was to leave of each step."""
 
     world: int = 1
     devices_per_node: int = 0
     sp: dict[str, int] = field(default_factory=dict)
     dp: dict[str, int] = field(default_factory=dict)
+    record_phases: str = "none"
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ def _facts(file: Path) -> Facts:
             devices_per_node=int(plan["topology"]["devices_per_node"]),
             sp={role: max(1, int(engine["sp"])) for role, engine in roles.items()},
             dp={role: max(1, int(engine["dp"])) for role, engine in roles.items()},
+            record_phases=str((plan.get("trainer") or {}).get("record_phases") or "none"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return Facts()

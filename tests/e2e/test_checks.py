@@ -115,10 +115,8 @@ def test_no_records_at_all_are_findings(tmp_path):
 def test_broken_records_are_findings(records, name, content):
     (records / name).write_bytes(content)
     found = checks(records, **EVERYTHING)
-    groups = {"plan.json": "plan", "trace.json": "phases", "metrics.jsonl": "metrics"}
-    if name in groups:  # of the progress of one rank, that of the others is enough
-        assert any(not check.ok for check in found if check.group == groups[name])
-    assert all(check.ok for check in found if check.group != groups.get(name))
+    groups = {"plan.json": "plan", "trace.json": "phases", "metrics.jsonl": "metrics", "progress/rank-0.json": "limits"}
+    assert {check.group for check in found if not check.ok} == {groups[name]}
 
 
 @pytest.mark.parametrize("name", ["plan.json", "trace.json", "metrics.jsonl", "driver.log"])
@@ -291,6 +289,41 @@ def test_what_the_command_printed_comes_first_and_nothing_is_left_out(records):
 
 def test_no_logs_are_no_proof(tmp_path):
     assert missed(tmp_path, forbidden=["bad"]) == ["no line matches bad: expected none, found no log to look at"]
+
+
+@pytest.mark.parametrize("name", ["driver.log", "logs/node-1/rank-2.log"])
+def test_a_log_that_is_missing_is_no_proof(records, name):
+    (records / name).unlink()
+    (said,) = missed(records, forbidden=["bad"])
+    assert said.endswith(f"lines, but there is no {Path(name).name} to look at")
+
+
+@pytest.mark.parametrize("before", ["x" * 200_000, "\r".join(["50 %"] * 50_000) + "\r"])
+def test_a_forbidden_text_far_inside_a_line(records, before):
+    (records / "driver.log").write_text(f"first\n{before}Traceback (most recent call last)\n")
+    (said,) = missed(records, forbidden=[r"Traceback \(most recent call last\)$"])
+    assert "driver.log:2: " in said
+    assert "Traceback (most" in said
+    assert len(said) < 500
+    assert missed(records, forbidden=["^xT", "zzz"] if before[0] == "x" else ["^%"]) == []
+
+
+def test_a_trace_without_any_phase_is_no_proof(records):
+    (records / "trace.json").write_text('{"traceEvents": []}')
+    assert missed(records, not_ran=["generate"]) == ["trace.json: expected a whole record, found no phase in it"]
+
+
+@pytest.mark.parametrize("peak", ["NaN", "1e999", "null", "0.5}}"])
+def test_a_rank_that_did_not_record_its_memory_is_no_proof(records, peak):
+    (records / "progress/rank-2.json").write_text(f'{{"rank": 2, "peak_memory_gib": {peak}}}')
+    (said,) = missed(records, memory_gib=2)
+    assert said.endswith("found rank 2 recorded none; of 3 that did, 1.38 GiB on rank 3")
+
+
+def test_numbers_as_large_as_there_are(records):
+    write_metrics(records, *({"loss": 1e308} for _ in range(9)))
+    (said,) = missed(records, metrics={"trend": {"loss": "rises"}})
+    assert "1e+308 to 1e+308" in said
 
 
 def test_a_rank_without_a_log(records):

@@ -297,6 +297,29 @@ def test_without_phases_metrics_are_compared_and_the_report_says_so(tmp_path: Pa
     assert "only metrics were compared" in other.hint
 
 
+def test_phases_that_were_to_be_kept_and_are_not_are_no_proof(tmp_path: Path):
+    one, many = (write_run(tmp_path / name, mode="none") for name in ("one", "many"))
+    plan = json.loads((many / "plan.json").read_text())
+    (many / "plan.json").write_text(json.dumps(plan | {"trainer": {"record_phases": "full"}}))
+    report = compare(one, many, TIGHT, tmp_path / "divergence")
+    bad = [check for check in parity_checks(report) if not check.ok]
+    assert [check.name for check in bad] == ["samples"]
+    assert "none, though plan.json says full" in bad[0].found
+
+
+@pytest.mark.parametrize("ignore", [[], [""], ["actor/"]])
+def test_nothing_that_could_be_compared_is_no_proof(ignore: list[str], tmp_path: Path):
+    line = {"step": 1, "perf/x": 1.0} | ({"actor/loss": 1.0} if ignore else {})
+    for number, name in enumerate(("one", "many")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line | {"perf/x": number}) + "\n")
+    report = compare(tmp_path / "one", tmp_path / "many", Parity(args=[], ignore=ignore), tmp_path / "divergence")
+    bad = [check for check in parity_checks(report) if not check.ok]
+    assert [str(check) for check in bad] == [
+        "numbers: expected some to compare, found no number that both runs have; every metric is one that may differ"
+    ]
+
+
 def add_metric(step: Step) -> None:
     step.metrics["actor/loss"] += 1
 
