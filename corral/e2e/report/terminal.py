@@ -47,9 +47,9 @@ def _checks(story: Story) -> list[str]:
 
 
 def parity_line(parity: ParityReport) -> str:
-    """`parity: 3.1e+06 numbers equal to those of the reference` or where it ends."""
+    """`parity: 3,100,000 numbers are equal to those of the reference run`, or where they first are not."""
     if parity.first is None:
-        return f"parity: {sum(parity.compared.values())} numbers are equal to those of the reference run"
+        return f"parity: {sum(parity.compared.values()):,} numbers are equal to those of the reference run"
     first = parity.first
     place = f" ({first.where()})" if first.where() else ""
     hint = f"; {parity.hint}" if parity.hint else ""
@@ -63,24 +63,26 @@ def last_step(story: Story) -> list[str]:
     rows = story.main.steps.rows
     metrics = {name: value for name, value in rows[-1].items() if math.isfinite(value)}
     left, right = _phases(metrics), _figures(metrics, story.folder / story.main.folder)
-    width = max(map(len, left))
-    height = max(len(left), len(right))
+    width = max(map(len, left), default=0)
+    height, gap = max(len(left), len(right)), "    " if left else ""
     left += [""] * (height - len(left))
     right += [""] * (height - len(right))
     return [
-        f"step {metrics.get('step', len(rows)):.0f}, rollouts {_source(metrics)}",
-        *(f"  {a:{width}}    {b}".rstrip() for a, b in zip(left, right, strict=True)),
+        f"step {metrics.get('step', len(rows)):.0f}{_source(metrics)}",
+        *(f"  {a:{width}}{gap}{b}".rstrip() for a, b in zip(left, right, strict=True)),
     ]
 
 
 def _phases(metrics: Mapping[str, float]) -> list[str]:
-    """Slowest first, the whole step last."""
+    """Slowest first, the whole step last; nothing where no time was taken."""
     seconds = {
         text.line(name.removeprefix("timing_s/"), 40): value
         for name, value in metrics.items()
         if name.startswith("timing_s/")
     }
     ordered = sorted(seconds, key=lambda name: (name == "step", -seconds[name]))[:30]
+    if not ordered:
+        return []
     width = max([len("phase"), *map(len, ordered)])
     return [f"{'phase':{width}}  seconds", *(f"{name:{width}}  {seconds[name]:7.2f}" for name in ordered)]
 
@@ -95,8 +97,8 @@ def _figures(metrics: Mapping[str, float], records: Path) -> list[str]:
 
 
 def _source(metrics: Mapping[str, float]) -> str:
-    sources = {1.0: "replayed from the dump (no engine started)", 0.0: "generated in this run"}
-    return sources.get(metrics.get("rollout/replayed", math.nan), "of unrecorded origin")
+    sources = {1.0: ", rollouts replayed from the dump (no engine started)", 0.0: ", rollouts generated in this run"}
+    return sources.get(metrics.get("rollout/replayed", math.nan), "")
 
 
 def _world(records: Path) -> float | None:

@@ -42,12 +42,22 @@ def test_the_last_step_then_parity_and_where_the_records_are(tmp_path):
 
 @pytest.mark.parametrize(
     ("replayed", "said"),
-    [(1.0, "replayed from the dump (no engine started)"), (0, "generated in this run"), (None, "of unrecorded origin")],
+    [
+        (1.0, ", rollouts replayed from the dump (no engine started)"),
+        (0, ", rollouts generated in this run"),
+        (None, ""),
+    ],
 )
 def test_where_the_rollouts_came_from(tmp_path, replayed, said):
     (tmp_path / "job").mkdir()
     (tmp_path / "job/metrics.jsonl").write_text(json.dumps({"step": 1, "rollout/replayed": replayed}) + "\n")
-    assert lines(passed(), tmp_path)[0] == f"step 1, rollouts {said}"
+    assert lines(passed(), tmp_path)[0] == f"step 1{said}"
+
+
+def test_a_program_that_takes_no_times_has_figures_alone(tmp_path):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/metrics.jsonl").write_text('{"step": 2, "actor/pg_loss": 0.25}\n')
+    assert lines(passed(), tmp_path)[:2] == ["step 2", "  policy loss  0.25"]
 
 
 def test_what_failed_comes_first(tmp_path):
