@@ -145,7 +145,7 @@ def wrong_ones(reports: Mapping[int, Report], check: str, nodes: Sequence[int]) 
             seen.setdefault(owner, []).append(rank)
     if not seen:
         took = max((report.took.get(check, 0.0) for report in reports.values()), default=0.0)
-        return [Finding(check, True, "the known values", f"them on all {len(nodes)} ranks", value=took, unit="s")]
+        return [Finding(check, True, "the known values", f"right on all {len(nodes)} ranks", value=took, unit="s")]
     watchers = {rank for ranks in seen.values() for rank in ranks}
     if len(seen) > 1 and len(watchers) == 1:  # one rank gets it all wrong: the fault is where it arrives
         (rank,) = watchers
