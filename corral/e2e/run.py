@@ -96,9 +96,12 @@ def _summary(results: Sequence[Result], asked: int) -> list[str]:
         f"{result.status:11}  {result.case:{width}}  {result.seconds:6.0f} s  {result.reason}" for result in results
     ]
     passed = sum(result.status == "PASSED" for result in results)
-    total = f"{passed} of {asked} cases in {sum(result.seconds for result in results):.0f} s"
+    took = f"{sum(result.seconds for result in results):.0f} s"
     first = next((result for result in results if result.status != "PASSED"), None)
-    verdict = f"PASSED {total}" if first is None else f"{first.status} {total}; first {first.case}: {first.reason}"
+    if first is None:
+        verdict = f"PASSED {passed} of {asked} cases in {took}"
+    else:
+        verdict = f"{first.status} ({passed} of {asked} cases passed in {took}); first {first.case}: {first.reason}"
     return ["", *(line.rstrip() for line in shown), f"VERDICT: {verdict}"]
 
 

@@ -116,7 +116,7 @@ def test_several_cases_and_each_way_to_fail(project, url, names):
     *rows, verdict = done.out.splitlines()[-len(names) - 1 :]
     assert [row.split()[:2] for row in rows] == [[WAYS[name][2][0], name] for name in names]
     passed = sum(WAYS[name][2][0] == "PASSED" for name in names)
-    assert verdict.startswith(f"VERDICT: {WAYS[bad][2][0]} {passed} of {len(names)} cases in ")
+    assert verdict.startswith(f"VERDICT: {WAYS[bad][2][0]} ({passed} of {len(names)} cases passed in ")
     assert f"; first {bad}: {results[bad]['reason']}" in verdict
 
 
