@@ -1,4 +1,5 @@
-"""The commands in README.md and docs/ are run as they stand, in order, one empty home and folder per document.
+"""The commands in README.md and docs/ are run as they stand, in order, one empty home per document. Each block starts
+in the folder that the one before has left, as in one terminal.
 
 A block after `<!-- slow -->` is run by `make test-slow` only; one after `<!-- not run: reason -->` never, and the
 reason shows as a skipped test.
@@ -43,7 +44,7 @@ def blocks(document: Path) -> list[Block]:
 
 
 def run_blocks(listed: list[Block], home: Path, seconds: float) -> None:
-    """Run each block with a strict shell in one folder, which has the examples of the checkout in it."""
+    """Run each block with a strict shell, the first in a folder which has the examples of the checkout in it."""
     home.mkdir()
     (home / "examples").symlink_to(ROOT / "examples")
     env = {
@@ -51,13 +52,14 @@ def run_blocks(listed: list[Block], home: Path, seconds: float) -> None:
         "HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+    here, left = home, home.with_name("left")
     for block in listed:
         chunks: list[bytes] = []
         with Signals() as signals:
             ended = run_to_the_end(
-                ["bash", "-euo", "pipefail", "-c", block.code],
+                ["bash", "-euo", "pipefail", "-c", f'{block.code}\npwd >"$1"', "bash", str(left)],
                 env=env,
-                cwd=home,
+                cwd=here,
                 output=chunks.append,
                 limits=[Limit(seconds, "not done")],
                 stop_seconds=20,
@@ -68,6 +70,7 @@ def run_blocks(listed: list[Block], home: Path, seconds: float) -> None:
         assert ended.cut is None, f"{block.place} {ended.cut}:\n{shown}"
         assert ended.exit_code == 0, f"{block.place} exits {ended.exit_code}:\n{shown}"
         assert ended.leftovers == (), f"{block.place} leaves processes"
+        here = Path(left.read_text().rstrip("\n"))
 
 
 def with_blocks(*marks: str) -> list[Path]:
