@@ -91,6 +91,9 @@ def unpack(file: IO[bytes], folder: Path, budget: Budget) -> None:
                 if not member.isreg() or relative_path_problem(member.name):
                     raise ConfigError(f"the records hold {one_line(member.name)[:80]!r}, which is no plain file")
                 _write(archive, member, folder / member.name)
+            stream.seek(archive.offset)  # tarfile takes a header that is cut or broken for the end
+            if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise ConfigError("the records end before the end of their archive")
     except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, UnicodeError) as error:
         raise ConfigError(f"the records are no gzip-compressed tar archive: {one_line(str(error))}") from None
     except (FileExistsError, NotADirectoryError) as error:

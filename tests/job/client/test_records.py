@@ -53,6 +53,12 @@ def get(answers: list[bytes], to, budget: Budget | None = None) -> list[str]:
     return asked
 
 
+def torn(*names: str) -> bytes:
+    """A whole gzip stream of an archive that ends after its last file."""
+    raw = io.BytesIO(gzip.decompress(archive(*((name, b"{}") for name in names))))
+    return gzip.compress(raw.read(1024 * len(names)))
+
+
 GOOD = archive(("plan.json", b"{}"), ("logs/node-0/rank-0.log", b"works\n" * 1000))
 
 
@@ -80,6 +86,8 @@ def test_a_cut_or_refused_transfer_is_tried_again(tmp_path):
         (plain("413 Too Large", {"error": "are 5 GiB"}), ConfigError, "are 5 GiB"),
         (ok(GOOD[:-20]), ConfigError, "no gzip-compressed tar archive"),
         (ok(b"<html>"), ConfigError, "no gzip-compressed tar archive"),
+        (ok(torn("a", "b")), ConfigError, "end before the end of their archive"),
+        (ok(gzip.compress(gzip.decompress(torn("a")) + b"x" * 512)), ConfigError, "end before the end"),
         (ok(archive(("../out", b"x"))), ConfigError, "no plain file"),
         (ok(archive(("/tmp/corral-out", b"x"))), ConfigError, "no plain file"),
         (ok(archive(("a/../../out", b"x"))), ConfigError, "no plain file"),
