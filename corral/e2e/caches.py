@@ -49,9 +49,13 @@ class PreparationError(CorralError):
 
 
 def cache_root(chosen: Path | None, env: Mapping[str, str]) -> Path:
-    """The folder that was chosen, else CORRAL_CACHE, else ~/.cache/corral."""
-    folder = chosen or (Path(env["CORRAL_CACHE"]) if env.get("CORRAL_CACHE") else Path.home() / ".cache" / "corral")
-    return folder.expanduser().absolute()
+    """The folder that was chosen, else CORRAL_CACHE, else ~/.cache/corral. Raises ConfigError without a home."""
+    folder = os.path.expanduser(chosen or env.get("CORRAL_CACHE") or "~/.cache/corral")
+    if folder.startswith("~"):
+        raise ConfigError(
+            f"cannot keep a cache in {folder}: no such home folder; CORRAL_CACHE or --cache names another"
+        )
+    return Path(folder).absolute()
 
 
 def need_key(need: Need, env: Mapping[str, str] = os.environ) -> str:
@@ -66,7 +70,7 @@ def look_up(case: Case, root: Path) -> dict[str, Path]:
     for name, need in case.needs.items():
         with _named(case, name):
             if need.path is not None:
-                found[name] = Path(_filled(need.path, os.environ)).expanduser().absolute()
+                found[name] = Path(os.path.expanduser(_filled(need.path, os.environ))).absolute()
             else:
                 found[name] = root / "e2e" / f"{name}-{need_key(need)}"
     return found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -16,8 +16,8 @@ Number = int | float
 def _regex(text: str) -> str:
     try:
         re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{text[:200]!r} is not a regular expression: {error}") from None
     return text
 
 
@@ -83,8 +83,8 @@ class Deadlines(Part):
 class Tolerance(Part):
     """Equal when |a - b| <= atol + rtol * |b|, b being the reference or the baseline."""
 
-    rtol: float = Field(default=0.0, ge=0)
-    atol: float = Field(default=0.0, ge=0)
+    rtol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    atol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
 
 class Metrics(Part):
@@ -116,15 +116,19 @@ class Expect(Part):
     cause: str | None = Field(default=None, description="Of the verdict, such as hang.")
     failing_rank: int | None = None
     steps: int | None = Field(default=None, ge=0, description="Lines of metrics.jsonl.")
-    plan: dict[str, Any] = Field(default_factory=dict, description="Dotted path in plan.json: value.")
+    plan: dict[str, JsonValue] = Field(default_factory=dict, description="Dotted path in plan.json: value.")
     metrics: Metrics = Field(default_factory=Metrics)
     ran: list[str] = Field(default_factory=list, description="Phases of trace.json that there must be.")
     not_ran: list[str] = Field(default_factory=list, description="Phases that there must not be.")
     files: list[str] = Field(default_factory=list, description="Patterns; each has to match a file of the records.")
     forbidden: list[Regex] = Field(default_factory=list, description="Regular expressions no log line may match.")
     rank_logs: bool = Field(default=False, description="A log of every rank of the topology.")
-    seconds: float | None = Field(default=None, gt=0, description="The command takes at most so long.")
-    memory_gib: float | None = Field(default=None, gt=0, description="Most memory of one rank, as it was recorded.")
+    seconds: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="The command takes at most so long."
+    )
+    memory_gib: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="Most memory of one rank, as it was recorded."
+    )
 
 
 class Parity(Part):
@@ -134,9 +138,9 @@ class Parity(Part):
     env: dict[str, str] = Field(default_factory=dict)
     nodes: int = Field(default=1, ge=1)
     devices_per_node: int = Field(default=1, ge=1)
-    rtol: float = Field(default=1e-9, ge=0)
-    atol: float = Field(default=1e-9, ge=0)
-    ignore: list[str] = Field(default_factory=list, description="Prefixes of metrics that may differ.")
+    rtol: float = Field(default=1e-9, ge=0, allow_inf_nan=False)
+    atol: float = Field(default=1e-9, ge=0, allow_inf_nan=False)
+    ignore: list[Text] = Field(default_factory=list, description="Prefixes of metrics that may differ.")
 
 
 class Case(Part):

@@ -14,7 +14,7 @@ from typing import Any
 from corral.e2e.case import Case
 from corral.e2e.file_checks import file_checks, log_checks
 from corral.e2e.metric_checks import metric_checks, read_metrics
-from corral.e2e.reading import ABSENT, Unreadable, equal, nearest, read_json, read_trace
+from corral.e2e.reading import ABSENT, Unreadable, cut, equal, nearest, read_json, read_trace
 from corral.e2e.result import Check, JobPart
 
 __all__ = ["evaluate", "read_metrics"]
@@ -87,7 +87,7 @@ def _phase_checks(case: Case, records: Path) -> Iterator[Check]:
     times: dict[str, int] = {}
     for event in events:
         times[event["name"]] = times.get(event["name"], 0) + 1
-    detail = "phases of the run: " + ", ".join(sorted(times))
+    detail = cut("phases of the run: " + ", ".join(sorted(times)))
     for name in expect.ran:
         found = f"{times[name]} times" if name in times else f"not run{nearest(name, times)}"
         yield Check(group="phases", name=f"ran {name}", expected="run", found=found, ok=name in times, detail=detail)

@@ -13,6 +13,8 @@ import yaml
 from corral.errors import ConfigError
 
 Place = tuple[str | int, ...]  # keys and indices from the root
+_MOST_BYTES = 1 << 20
+_MOST_PLACES = 20_000  # keys and items, each as often as aliases repeat it
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ def read_document(file: Path) -> Document:
     """Raises ConfigError for what is not YAML, not a mapping, or has a key twice."""
     lines: dict[Place, int] = {}
     try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"case {file} has over {_MOST_BYTES >> 20} MiB; a case is a page of text")
         loader = _Loader(file.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         _collect(node, (), lines, file)
@@ -44,7 +48,7 @@ def read_document(file: Path) -> Document:
         raise ConfigError(f"cannot read case {file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"case {file} is not UTF-8: byte {error.start}") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: of a date, or of a number without end
         raise ConfigError(f"case {file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"case {file}: expected a mapping of keys such as name, found {type(content).__name__}")
@@ -64,7 +68,13 @@ _Loader.add_implicit_resolver(
 
 
 def _collect(node: Any, place: Place, lines: dict[Place, int], file: Path) -> None:
-    """Lines of all keys below a node. YAML itself takes the last of two equal keys and says nothing."""
+    """Lines of all keys below a node. YAML itself takes the last of two equal keys and says nothing, and aliases of
+    aliases make a page of text a tree without end."""
+    if len(lines) > _MOST_PLACES:
+        raise ConfigError(f"case {file} has over {_MOST_PLACES} keys and items, with what its aliases repeat")
+    if isinstance(node, yaml.ScalarNode) and "\0" in node.value:
+        where = ".".join(map(str, place))
+        raise ConfigError(f"case {file}, line {node.start_mark.line + 1}: {where} holds a NUL byte")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from corral.e2e.placeholders import RESERVED
 from corral.errors import ConfigError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+_MOST = 256  # combinations: each is a case
 
 
 def expanded(document: Document) -> Iterator[dict[str, Any]]:
@@ -42,6 +44,8 @@ def _checked(matrix: object, content: Mapping[str, Any], document: Document) -> 
             raise ConfigError(f"{where}: matrix: {key} has to be a list of values, such as [1, 2]")
         if not all(isinstance(value, str | int | float) for value in values):
             raise ConfigError(f"{where}: matrix: {key} has to be a list of texts, numbers or true and false")
+    if (count := math.prod(map(len, matrix.values()))) > _MOST:
+        raise ConfigError(f"{document.at(('matrix',))}: matrix: {count} combinations, the limit is {_MOST}; split it")
     return matrix
 
 

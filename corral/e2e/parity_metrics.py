@@ -8,6 +8,7 @@ from typing import Any
 
 from corral.e2e.case import Parity
 from corral.e2e.parity_gap import SINGLE, Comparison, distance, numbers_equal
+from corral.e2e.reading import cut
 from corral.e2e.result import ParityRow
 
 MISSING = "silently missing"
@@ -48,7 +49,10 @@ def compare_metrics(step: int, here: dict[str, Any], there: dict[str, Any], pari
         elif MISSING not in sides:
             ok = sides[0] == sides[1]  # a text, or a list
             width = 0.0 if ok else None
-        row = ParityRow(step=step, phase="metrics", name=name, reference=sides[0], found=sides[1], gap=width, ok=ok)
+        here_shown, there_shown = map(cut, sides)
+        row = ParityRow(
+            step=step, phase="metrics", name=name, reference=here_shown, found=there_shown, gap=width, ok=ok
+        )
         evidence = [] if ok or a is None or b is None else _relative(a, b)
         yield Comparison(row, 1, cause=MISSING if MISSING in sides else "metrics", evidence=evidence)
 

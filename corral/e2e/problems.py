@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def remarks(found: Found) -> list[str]:
     case = found.case
     noted = []
     for name, need in case.needs.items():
-        if need.path is not None and "{env." not in need.path and not Path(need.path).expanduser().exists():
+        if need.path is not None and "{env." not in need.path and not Path(os.path.expanduser(need.path)).exists():
             noted.append(f"need {name}: {need.path} is not on this machine; every node of the job has to have it")
         if not any(f"{{{name}}}" in text for text in _texts(case)):
             noted.append(f"need {name} is made and not used: no {{{name}}} in args, env or command")
@@ -147,6 +148,11 @@ def _expectation_problems(case: Case) -> Iterator[str]:
     for pattern in expect.files:
         if pattern.startswith("/") or ".." in pattern.split("/"):
             yield f"expect.files: {pattern} leaves the records; give a pattern relative to the run folder"
+            continue
+        try:
+            next(Path("records").glob(pattern), None)
+        except (ValueError, IndexError) as error:
+            yield f"expect.files: {pattern!r} is no pattern of files: {error}"
     both = sorted(set(expect.ran) & set(expect.not_ran))
     if both:
         yield f"expect: {both[0]} is in ran and in not_ran"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sysconfig
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,8 +105,7 @@ def read_cases(file: Path) -> list[Case]:
     wrong."""
     document = read_document(file)
     cases = [_validated(content, document) for content in expanded(document)]
-    names = [case.name for case in cases]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := sorted(name for name, count in Counter(case.name for case in cases).items() if count > 1):
         raise ConfigError(f"case {file}: matrix: two combinations are called {twice[0]!r}; tell them apart in name")
     return cases
 

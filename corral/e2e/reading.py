@@ -10,6 +10,7 @@ from typing import Any
 
 from corral.e2e.result import Check, Group
 
+_LONGEST = 500  # characters of a value in a report
 ABSENT = object()  # where there is no value at all, which is not the same as null
 
 
@@ -53,11 +54,20 @@ def read_trace(records: Path) -> list[dict[str, Any]]:
 
 def equal(group: Group, name: str, expected: object, found: object, remark: str = "") -> Check:
     """Equal and of one kind. remark: shown after what was found, when it is not."""
-    # 1 == True in Python; a plan that says true where 1 is expected is wrong. In a report, "8" and 8 look different.
-    ok = expected == found and isinstance(expected, bool) == isinstance(found, bool)
+    # In a report, "8" and 8 look different.
+    ok = _same(expected, found)
     plain = isinstance(expected, str) and (isinstance(found, str) or found is ABSENT)
-    words = [value if plain and isinstance(value, str) else word(value) for value in (expected, found)]
+    words = [cut(value) if plain and isinstance(value, str) else word(value) for value in (expected, found)]
     return Check(group=group, name=name, expected=words[0], found=words[1] + ("" if ok else remark), ok=ok)
+
+
+def _same(expected: object, found: object) -> bool:
+    """1 == True in Python; a plan that says true where 1 is expected is wrong, in a list too."""
+    if isinstance(expected, list) and isinstance(found, list):
+        return len(expected) == len(found) and all(map(_same, expected, found))
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return expected.keys() == found.keys() and all(_same(expected[key], found[key]) for key in expected)
+    return expected == found and isinstance(expected, bool) == isinstance(found, bool)
 
 
 def nearest(name: str, names: Iterable[object]) -> str:
@@ -68,4 +78,9 @@ def nearest(name: str, names: Iterable[object]) -> str:
 
 def word(value: object) -> str:
     """As JSON; `nothing` where there is no value."""
-    return "nothing" if value is ABSENT else json.dumps(value, default=str)
+    return "nothing" if value is ABSENT else cut(json.dumps(value, default=str))
+
+
+def cut(text: str) -> str:
+    """What a report has room for."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text)} characters)"

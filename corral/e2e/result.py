@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from corral import atomic
 from corral.errors import ConfigError
@@ -22,7 +22,14 @@ Group = Literal["run", "preflight", "plan", "metrics", "baseline", "phases", "fi
 
 
 class _Record(BaseModel):
+    """Its texts quote what jobs wrote: half a surrogate pair, which no file can hold, is shown by its number."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: object) -> object:
+        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 class Check(_Record):

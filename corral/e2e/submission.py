@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -137,7 +138,7 @@ def with_metrics(found: Found, wanted: list[str]) -> Found:
             number = float(value)
         except ValueError:
             name = ""
-        if not name:
+        if not name or not math.isfinite(number):
             raise ConfigError(f"--metric {text!r}: expected NAME=NUMBER, such as rollout/replayed=1")
         within[name] = [number, number]
     metrics = found.case.expect.metrics.model_copy(update={"within": within})

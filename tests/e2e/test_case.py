@@ -159,6 +159,30 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path, text, said):
     assert refused(tmp_path, text) == said
 
 
+BOMB = "".join(f"{'bcdefghi'[k]}: &{'bcdefghi'[k]} [{', '.join(['*' + 'abcdefgh'[k]] * 10)}]\n" for k in range(8))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"a: &a [x]\n{BOMB}", "FILE has over 20000 keys and items, with what its aliases repeat"),
+        ("#" * (2 << 20), "FILE has over 1 MiB; a case is a page of text"),
+        (f"topology: {{nodes: {'9' * 5000}}}", "FILE is not YAML: Exceeds the limit"),
+        ("env: {A: 2020-99-99}", "FILE is not YAML: month must be in 1..12"),
+        ('source: "a\\0b"', "line 4: source holds a NUL byte"),
+        ("expect: {forbidden: ['a{99999999999}']}", "is not a regular expression: the repetition number is too large"),
+        (f"expect: {{forbidden: ['{'(' * 5000}{')' * 5000}']}}", "is not a regular expression: maximum recursion"),
+        ("expect: {plan: {a: 2020-01-01}}", "expect.plan.a: input was not a valid JSON value"),
+        ("parity: {args: [], rtol: .inf}", "parity.rtol: should be a finite number"),
+        ("parity: {args: [], ignore: ['']}", "parity.ignore.0: string should have at least 1 character"),
+        ("expect: {metrics: {baseline: {a: {atol: .inf}}}}", "should be a finite number"),
+        (f"matrix: {{a: {list(range(17))}, b: {list(range(16))}}}", "matrix: 272 combinations, the limit is 256"),
+    ],
+)
+def test_what_would_hang_crash_or_prove_nothing(tmp_path, text, said):
+    assert said in refused(tmp_path, MINIMAL + text)
+
+
 def test_what_is_no_yaml(tmp_path):
     assert refused(tmp_path, "a: [1").startswith("case FILE is not YAML: while parsing a flow sequence")
     assert refused(tmp_path, "a: !!python/object:os.system {}").startswith("case FILE is not YAML: could not determine")

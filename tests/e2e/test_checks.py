@@ -326,6 +326,20 @@ def test_numbers_as_large_as_there_are(records):
     assert "1e+308 to 1e+308" in said
 
 
+def test_what_a_job_wrote_fits_into_a_report(records):
+    (records / "plan.json").write_text(json.dumps({"a": "\ud800", "b": ["x" * 100] * 1000, "c": [True]}))
+    found = [check for check in checks(records, plan={"a": "x", "b": 1, "c": [1]}) if check.group == "plan"]
+    assert [check.ok for check in found] == [False] * 3
+    assert all(len(check.model_dump_json()) < 1000 for check in found)
+    assert found[0].found == "\\ud800"
+    assert found[2].found == "[true]"
+
+
+def test_a_text_may_hold_any_character(records):
+    (records / "metrics.jsonl").write_text('{"step": 1, "note": "a\u2028b\u0085c"}\n', encoding="utf-8")
+    assert missed(records, steps=1) == []
+
+
 def test_a_rank_without_a_log(records):
     (records / "logs/node-1/rank-2.log").rename(records / "logs/node-0/rank-2.log")
     assert missed(records, rank_logs=True) == ["rank logs: expected 4, found 3 (no logs/node-1/rank-2.log)"]

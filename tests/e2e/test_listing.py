@@ -163,6 +163,11 @@ def test_all_problems_of_all_files_are_told(project, capsys):
             {"expect": {"files": ["a/../../b"]}},
             "expect.files: a/../../b leaves the records; give a pattern relative to the run folder",
         ),
+        (
+            {"expect": {"files": ["**x"]}},
+            "expect.files: '**x' is no pattern of files: Invalid pattern: '**' can only be an entire path component",
+        ),
+        ({"expect": {"files": ["."]}}, "expect.files: '.' is no pattern of files: tuple index out of range"),
         ({"expect": {"ran": ["a"], "not_ran": ["a"]}}, "expect: a is in ran and in not_ran"),
     ],
 )

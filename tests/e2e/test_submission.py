@@ -80,7 +80,7 @@ def test_what_no_service_takes_is_said_in_one_line(found):
         request_of(case, "main", Places({}), source_of(case, Places({})))
 
 
-@pytest.mark.parametrize("text", ["loss", "=1", "loss=high"])
+@pytest.mark.parametrize("text", ["loss", "=1", "loss=high", "loss=nan", "loss=-inf"])
 def test_an_expectation_on_the_command_line_is_a_number(found, text):
     assert with_metrics(found(), ["a=b=2", "c=1e-3"]).case.expect.metrics.within == {"a=b": [2, 2], "c": [1e-3, 1e-3]}
     with pytest.raises(ConfigError, match="expected NAME=NUMBER"):
