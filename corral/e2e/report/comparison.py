@@ -10,6 +10,7 @@ from corral.e2e.report.parity_rows import PhaseSummary, phases, worth_showing
 from corral.e2e.result import ParityReport, ParityRow
 
 MOST_ROWS = 400
+OPEN_ROWS = 12  # further differences follow from the first: they are folded
 _SAID = {"equal": "equal", "differs": "differs", "first": "differs first", "absent": "not compared"}
 
 
@@ -25,7 +26,9 @@ def comparison(report: ParityReport) -> list[Child]:
     differing = [row for row in rows if not row.ok]
     equal = [row for row in rows if row.ok]
     if differing:
-        parts.append(_rows(differing))
+        parts.append(_rows(differing[:OPEN_ROWS]))
+    if len(differing) > OPEN_ROWS:
+        parts.append(folded(f"Further differences: {len(differing) - OPEN_ROWS}", _rows(differing[OPEN_ROWS:])))
     if equal:
         parts.append(folded(f"Equal quantities: {len(equal)}", _rows(equal)))
     if len(report.rows) > len(rows):

@@ -160,6 +160,13 @@ def test_what_is_left_out_is_said_and_the_page_stays_small(tmp_path):
     assert (tmp_path / "report.html").stat().st_size < 12 << 20
 
 
+def test_differences_that_follow_from_the_first_are_folded(tmp_path):
+    rows = [row(ok=False, name=f"differs-{i}.") for i in range(30)]
+    page = page_of(crashed(parity=ParityReport(rows=rows, first=rows[0])), tmp_path)
+    places = page.place("differs-0.", "differs-11.", "Further differences: 18", "differs-12.", "differs-29.")
+    assert places == sorted(places)
+
+
 @settings(max_examples=25)
 @given(st.text(min_size=1) | st.just(EVIL), st.integers(), st.floats())
 def test_no_text_of_anybody_becomes_markup(text, number, real):
