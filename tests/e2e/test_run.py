@@ -181,6 +181,7 @@ def test_a_service_that_does_not_answer(project):
         done = project.run("good", "--on", url, "--reconnect-timeout", 0.3)
     assert done.code == 69
     assert f"no answer from the service at {url}" in done.last
+    assert "--on" in done.last
     assert project.result("good")["failure_class"] == "infra"
 
 

@@ -209,7 +209,7 @@ class Api:
             except httpx.RequestError as error:
                 problem: InfraError = UnreachableError(
                     f"no answer from the service at {self.endpoint.url}: {reason(error)}; is `corral serve` running "
-                    "there? --url or CORRAL_URL names another"
+                    "there? --url or CORRAL_URL names another, --on in `corral e2e`"
                 )
             except BusyError as error:
                 problem, pause = error, max(pause, min(error.after, 30.0))
