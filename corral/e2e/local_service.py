@@ -22,9 +22,11 @@ from types import TracebackType
 from typing import IO, Self
 
 from corral.errors import InfraError
+from corral.exits import Terminated
 
 START = 60.0  # seconds until the service says where it is
 END = 90.0  # seconds until it has cancelled what still runs, and has ended
+AFTER_SIGNAL = 10.0  # seconds of those that are left after a signal to us: CI kills what does not end soon
 _UNSEEN = ("CORRAL_DATABASE_URL", "CORRAL_SERVICE_DIR", "CORRAL_TOKEN", "CORRAL_TOKEN_FILE", "CORRAL_URL")
 
 
@@ -121,7 +123,7 @@ class LocalService:
 
 
 def _ended(child: subprocess.Popen[bytes]) -> int:
-    """Close its standard input and wait; one that does not end is killed."""
+    """Close its standard input and wait; one that does not end is killed, soon when a signal ends our waiting."""
     assert child.stdin is not None
     assert child.stdout is not None
     with suppress(BrokenPipeError):
@@ -131,7 +133,14 @@ def _ended(child: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         child.kill()
         return child.wait()
+    except (KeyboardInterrupt, Terminated):
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(AFTER_SIGNAL)
+        raise
     finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
         child.stdout.close()
 
 

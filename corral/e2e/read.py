@@ -54,8 +54,15 @@ def _installed() -> list[Path]:
 
 
 def case_files(project: Path = PROJECT) -> list[Path]:
-    """Files of the cases that come with Corral, then of the project's own."""
-    return [*sorted(SHIPPED.glob("*.yaml")), *sorted(project.absolute().glob("*.yaml"))]
+    """Files of the cases that come with Corral, then of the project's own. Raises ConfigError."""
+    return [*sorted(SHIPPED.glob("*.yaml")), *sorted(_absolute(project).glob("*.yaml"))]
+
+
+def _absolute(path: Path) -> Path:
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        raise ConfigError("the working folder does not exist any more; go to one that does") from None
 
 
 def all_cases(project: Path = PROJECT) -> list[Found]:
@@ -87,7 +94,7 @@ def find_cases(names: Sequence[str], tier: str | None = None, project: Path = PR
 
 def _named(name: str, project: Path) -> list[Found]:
     if name.endswith((".yaml", ".yml")):
-        file = Path(name).absolute()
+        file = _absolute(Path(name))
         return [Found(case, file) for case in read_cases(file)]
     known = all_cases(project)
     chosen = [found for found in known if name in (found.case.name, found.file.stem)]

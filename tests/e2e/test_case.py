@@ -264,6 +264,15 @@ def test_names_files_and_tiers(tmp_path):
         find_cases(["two-nod-ppo"])
 
 
+@pytest.mark.parametrize("names", [[], ["two-node-ppo"], ["mine.yaml"]])
+def test_a_working_folder_that_is_gone(tmp_path, monkeypatch, names):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="the working folder does not exist any more"):
+        find_cases(names)
+
+
 def test_two_cases_of_one_name(tmp_path):
     written(tmp_path, MINIMAL, "a.yaml")
     written(tmp_path, MINIMAL, "b.yaml")
