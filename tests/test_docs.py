@@ -117,3 +117,10 @@ def test_a_failing_block_is_seen(tmp_path):
     assert (second.code, second.mark) == ("sleep 1\n", "slow")
     with pytest.raises(AssertionError, match=r"page\.md:3 exits 1"):
         run_blocks([first], tmp_path / "home", seconds=30)
+
+
+def test_a_block_starts_where_the_one_before_it_ended(tmp_path):
+    document = tmp_path / "page.md"
+    document.write_text("```bash\nmkdir inside && cd inside\n```\n\n```bash\ntouch here\n```\n")
+    run_blocks(blocks(document), tmp_path / "home", seconds=30)
+    assert (tmp_path / "home/inside/here").exists()
