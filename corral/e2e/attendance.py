@@ -188,5 +188,5 @@ def preflight_of(records: Path) -> list[dict[str, object]]:
     try:
         said = json.loads((records / "preflight.json").read_bytes())
         return [dict(finding) for finding in said["findings"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []

@@ -128,7 +128,7 @@ def _recorded(file: Path, result: Result) -> tuple[Found, bool]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         case, place, parity = Case.model_validate(content["case"]), Path(content["file"]), bool(content["parity"])
-    except (OSError, ValueError, ValidationError, KeyError, TypeError) as error:
+    except (OSError, ValueError, ValidationError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"cannot read {file}, which says what ran: {' '.join(str(error).split())[:200]}") from None
     if not place.is_file():  # the result is from another machine
         same = [found for found in find_cases([]) if found.case.name == case.name]

@@ -35,7 +35,7 @@ def damage_of(folder: Path) -> str:
         return "it has no manifest" if folder.is_dir() else "no such folder"
     except OSError as error:
         return f"its manifest cannot be read: {error.strerror}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "its manifest is damaged"
     if version != _VERSION:
         return f"its manifest has version {version}, expected {_VERSION}"
@@ -65,6 +65,8 @@ def _files(folder: Path) -> Iterator[str]:
 def _digest(path: Path) -> str:
     if path.is_symlink():
         return f"link to {os.readlink(path)}"
+    if not path.is_file():
+        return "no file"  # to open a pipe would wait for whoever writes to it
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

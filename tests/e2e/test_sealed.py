@@ -12,7 +12,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.e2e.sealed import damage_of, seal, unseal
+from corral.e2e.sealed import MANIFEST, damage_of, seal, unseal
 
 NAMES = st.sampled_from(["a", "b", "c d", ".hidden", "ü"])
 TREES = st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.binary(max_size=40), max_size=6)
@@ -127,4 +127,17 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / ".corral-manifest.json").write_text('{"version": 2, "files": {}}')
     assert damage_of(tmp_path) == "its manifest has version 2, expected 1"
     (tmp_path / ".corral-manifest.json").write_text("[]")
+    assert damage_of(tmp_path) == "its manifest is damaged"
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    sealed_copy({"a": b"x"}, tmp_path)
+    unseal(tmp_path)
+    (tmp_path / "a").unlink()
+    os.mkfifo(tmp_path / "a")
+    assert damage_of(tmp_path) == "a was changed"
+
+
+def test_a_manifest_that_never_ends(tmp_path):
+    (tmp_path / MANIFEST).write_text("[" * 100_000)
     assert damage_of(tmp_path) == "its manifest is damaged"
