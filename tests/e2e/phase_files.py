@@ -11,6 +11,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from corral.e2e.case import Parity
+from corral.e2e.parity import compare
+from corral.e2e.result import ParityReport
+
+TIGHT = Parity(args=[], rtol=1e-6, atol=1e-9)
+
 SAMPLES, PER_PROMPT, WORLD, SP = 8, 2, 8, 2
 SHAPES = {"embed.weight": (4, 3), "layers.0.norm.weight": (3,), "head.weight": (3, 2)}
 ROLES = ("critic", "actor")
@@ -123,3 +129,27 @@ def _summary(step: Step, prefix: str, param: str) -> dict[str, Any]:
     flat = step.tensors[prefix + param].reshape(-1).astype(np.float64)
     signs = np.where(np.arange(flat.size) % 3 == 0, -1.0, 1.0)
     return {"param": param, "norm": float(np.linalg.norm(flat)), "dot": float(flat @ signs)}
+
+
+def compared(reference: Path, folder: Path, change: Change, parity: Parity = TIGHT, **kind: object) -> ParityReport:
+    """A changed run of eight ranks against the reference."""
+    return compare(reference, write_run(folder / "many", change, **kind), parity, folder / "divergence")
+
+
+def add(name: str, amount: float, at: int = 0, number: int = 1) -> Change:
+    """Adds to one entry of one tensor of one step."""
+
+    def change(step: Step) -> None:
+        if step.number == number:
+            step.tensors[name] = step.tensors[name].copy()
+            step.tensors[name].reshape(-1)[at] += amount
+
+    return change
+
+
+def at_step(number: int, change: Callable[[Step], object]) -> Change:
+    return lambda step: change(step) if step.number == number else None
+
+
+def drop_sample(step: Step) -> None:
+    step.tensors["scores"] = step.tensors["scores"][:-1]
