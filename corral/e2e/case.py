@@ -69,7 +69,8 @@ class Rollouts(Part):
 
 
 class Deadlines(Part):
-    """Seconds. start: from having devices until the command runs; hang: no progress of any rank; prepare: one need."""
+    """Seconds. prepare: one need, whose command gets `stop` to end after a signal. start: from having devices until
+    the command runs. hang: no progress of any rank."""
 
     prepare: Seconds = 600.0
     queue: Seconds = 4 * 3600.0
