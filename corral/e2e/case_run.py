@@ -37,10 +37,12 @@ _OWN_SERVICE = 30.0  # seconds; a service of our own that is lost for so long do
 
 @dataclass(frozen=True)
 class Options:
-    """on: None for a service of the run's own. cache: of needs and recorded generations. reconnect: seconds."""
+    """on: None for a service of the run's own. cache: of needs and recorded generations. prepare: make the needs that
+    are missing. reconnect: seconds."""
 
     on: Endpoint | None
     cache: Path
+    prepare: bool = True
     parity: bool = True
     reconnect: float = 600.0
 
@@ -118,7 +120,10 @@ class CaseRun:
 
     def _places(self) -> Places:
         case, root, say = self.found.case, self.options.cache, self.console.say
-        if self.options.on is None or self.options.on.loopback:
+        here = self.options.on is None or self.options.on.loopback
+        if here and not self.options.prepare:
+            needs = caches.require(case, root)
+        elif here:
             with Signals() as signals:
                 try:
                     needs = caches.prepare(case, root, say, signals)
@@ -128,6 +133,9 @@ class CaseRun:
                 raise Interrupted(signals.received[0])
         else:
             needs = caches.look_up(case, root)
+            made = ", ".join(str(needs[name]) for name, need in case.needs.items() if need.make is not None)
+            if made:
+                say(f"-- the service has to have {made}; made there by `corral e2e prepare {case.name} --cache {root}`")
         return Places(needs, caches.rollouts_in(case, root, say) if case.rollouts is not None else None)
 
     def _attend(self, role: Role, where: Endpoint, request: SubmitRequest, bundle: Bundle) -> None:

@@ -56,6 +56,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument(
         "--cache", type=Path, metavar="DIR", help="models and data (default: CORRAL_CACHE, ~/.cache/corral)"
     )
+    run.add_argument("--no-prepare", action="store_true", help="make no model or data: one that is missing is refused")
     run.add_argument("--no-parity", action="store_true", help="leave the one-process run and the comparison out")
     run.add_argument("--dry-run", action="store_true", help="print what would be submitted; start nothing")
     run.add_argument(

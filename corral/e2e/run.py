@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(chosen, cache, not args.no_parity)
     on = None if args.on == "local" else endpoint(args.on, args.insecure)
-    options = Options(on, cache, not args.no_parity, args.reconnect_timeout)
+    options = Options(on, cache, not args.no_prepare, not args.no_parity, args.reconnect_timeout)
     return _run_all(chosen, args.runs, options)
 
 
@@ -53,7 +53,7 @@ def replay(args: argparse.Namespace) -> int:
     result = read_result(args.result)
     folder = args.result if args.result.is_dir() else args.result.parent
     found, parity = _recorded(folder / CASE, result)
-    return _run_all([found], args.runs, Options(None, cache_root(args.cache, os.environ), parity))
+    return _run_all([found], args.runs, Options(None, cache_root(args.cache, os.environ), parity=parity))
 
 
 def _run_all(chosen: Sequence[Found], runs: Path, options: Options) -> int:

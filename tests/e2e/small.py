@@ -63,7 +63,7 @@ class Project:
         base = {name: value for name, value in os.environ.items() if not name.startswith(NOISE)}
         base |= {"CORRAL_CACHE": str(self.root.parent / "cache"), "MARKS": str(self.marks)}
         words = [sys.executable, "-m", "corral", "e2e", command, *map(str, arguments)]
-        if "--runs" not in words:
+        if command != "prepare" and "--runs" not in words:
             words += ["--runs", str(self.runs)]
         return subprocess.Popen(
             words, cwd=self.root, env=base | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -285,6 +285,16 @@ def test_two_runs_at_once_do_not_disturb_each_other(project):
 
 
 @pytest.mark.slow
+def test_without_preparing_a_need_that_is_missing_is_refused_and_one_that_is_there_is_used(project, url):
+    project.case("needy", needs={"data": {"make": ["data", "arithmetic", "{out}", "--train", "8", "--test", "4"]}})
+    refused = project.run("needy", "--on", url, "--no-prepare")
+    assert refused.code == 78
+    assert "need data is not in the cache" in refused.last
+    assert refused.last.endswith("make it with `corral e2e prepare needy`")
+    assert project.run("needy", command="prepare").code == 0
+    assert project.run("needy", "--on", url, "--no-prepare", "--runs", project.root / "again").code == 0
+
+
 def test_what_a_run_left_in_the_project_is_no_part_of_the_next(project, url):
     project.case("left", 'assert not os.path.exists("runs"); plan(); metrics()')
     for _ in range(2):
