@@ -295,6 +295,7 @@ def test_without_preparing_a_need_that_is_missing_is_refused_and_one_that_is_the
     assert project.run("needy", "--on", url, "--no-prepare", "--runs", project.root / "again").code == 0
 
 
+@pytest.mark.slow
 def test_what_a_run_left_in_the_project_is_no_part_of_the_next(project, url):
     project.case("left", 'assert not os.path.exists("runs"); plan(); metrics()')
     for _ in range(2):
