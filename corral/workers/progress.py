@@ -39,6 +39,13 @@ class Progress:
 
 
 def peak_memory_gib() -> float:
-    """Most memory of the machine that this process had at a time, with what it shares with others."""
+    """Most memory of the machine that this process had at a time, with what it shares with others.
+
+    Linux tells it of the program alone; what getrusage tells there includes the process that started it.
+    """
+    if sys.platform == "linux":
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / (1 << 20)  # kiB
     unit = 1 if sys.platform == "darwin" else 1 << 10  # bytes, of what the system counts in
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -38,7 +38,8 @@ def test_output_after_a_polite_signal_to_everybody_is_kept(tmp_path: Path):
     command = Command([*BASH, script], tmp_path, os.environ, tmp_path / "out")
     while not (tmp_path / "out").read_bytes():
         assert command.wait(0.01) is None
-    for process in psutil.Process().children(recursive=True):
+    bash = psutil.Process(command.pid)
+    for process in [bash, *bash.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):  # a `sleep` of the loop
             process.send_signal(signal.SIGTERM)
     assert wait(command) == 9
