@@ -22,7 +22,7 @@ class Progress:
         self.path = run_dir / "progress" / f"rank-{rank}.json"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._node, self._rank = node, rank
-        self._calls = 0
+        self._calls, self._peak = 0, 0.0
 
     def start(self, method: str) -> None:
         self._calls += 1
@@ -33,8 +33,9 @@ class Progress:
         self._write(method, state)
 
     def _write(self, method: str, state: str) -> None:
+        self._peak = max(self._peak, peak_memory_gib())  # the kernel counts in batches, so a later answer may be lower
         record = {"rank": self._rank, "node": self._node, "pid": os.getpid(), "method": method}
-        record |= {"calls": self._calls, "state": state, "time": time.time(), "peak_memory_gib": peak_memory_gib()}
+        record |= {"calls": self._calls, "state": state, "time": time.time(), "peak_memory_gib": self._peak}
         atomic.write_text(self.path, json.dumps(record) + "\n")
 
 
