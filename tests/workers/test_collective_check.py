@@ -150,12 +150,12 @@ def test_a_rank_that_contributes_wrongly_is_named_by_all(ranks: Ranks, tmp_path:
 
 
 def test_a_rank_that_never_comes_is_named(ranks: Ranks, tmp_path: Path):
-    outcomes = ranks.run(Spec(4, 2, str(tmp_path), arrive=3.0, faults={"3": "absent"}))
+    outcomes = ranks.run(Spec(4, 2, str(tmp_path), arrive=10.0, faults={"3": "absent"}))
     assert outcomes[3].error is None
     (said,) = errors(outcomes[:3])
     assert said is not None
     assert said.startswith(
-        "collective check: arrive on rank 3 on node-1: expected it within 3 s of rank 0, found nothing"
+        "collective check: arrive on rank 3 on node-1: expected it within 10 s of rank 0, found nothing"
     )
     assert "logs/node-1/rank-3.log" in said
 
