@@ -8,7 +8,7 @@ from typing import Any
 
 from corral.e2e.case import Parity
 from corral.e2e.parity_gap import SINGLE, Comparison, distance, numbers_equal
-from corral.e2e.reading import cut
+from corral.e2e.reading import as_number, cut
 from corral.e2e.result import ParityRow
 
 MISSING = "silently missing"
@@ -41,7 +41,7 @@ def compare_metrics(step: int, here: dict[str, Any], there: dict[str, Any], pari
         if name.startswith(skip):
             continue
         sides = [repr(side[name]) if name in side else MISSING for side in (here, there)]
-        a, b = _number(here.get(name)), _number(there.get(name))
+        a, b = as_number(here.get(name)), as_number(there.get(name))
         width: float | None = None
         ok = False
         if a is not None and b is not None:
@@ -55,15 +55,6 @@ def compare_metrics(step: int, here: dict[str, Any], there: dict[str, Any], pari
         )
         evidence = [] if ok or a is None or b is None else _relative(a, b)
         yield Comparison(row, 1, cause=MISSING if MISSING in sides else "metrics", evidence=evidence)
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
 
 
 def _relative(a: float, b: float) -> list[str]:

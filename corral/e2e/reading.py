@@ -84,3 +84,13 @@ def word(value: object) -> str:
 def cut(text: str) -> str:
     """What a report has room for."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text)} characters)"
+
+
+def as_number(value: object) -> float | None:
+    """The value as float; None for what is no number, or one that no float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None

@@ -36,10 +36,10 @@ def run(args: argparse.Namespace) -> int:
     """The exit code: 0 when all passed, else that of the first that did not. Raises CorralError before anything ran."""
     if not args.cases and args.tier is None:
         raise ConfigError("nothing to run; name cases of `corral e2e list`, or give --tier")
+    if not args.on:
+        raise ConfigError("--on is empty; is the variable set that it comes from? give local, or the URL of a service")
     found = find_cases(args.cases, args.tier)
     chosen = [with_env(with_metrics(one, args.metric), args.env) for one in found]
-    if not chosen:
-        raise ConfigError(f"none of the named cases has the tier {args.tier!r}; see `corral e2e list`")
     cache = cache_root(args.cache, os.environ)
     if args.dry_run:
         return _dry_run(chosen, cache, not args.no_parity)

@@ -185,6 +185,13 @@ def test_a_service_that_does_not_answer(project):
     assert project.result("good")["failure_class"] == "infra"
 
 
+def test_an_address_that_is_empty_is_not_taken_for_another(project, inside):
+    project.case("good")
+    code, _, err = inside("run", "good", "--on", "")
+    assert code == 78
+    assert "--on is empty" in err
+
+
 def test_dry_run_shows_the_requests_and_makes_nothing(project, inside):
     project.case(
         "shown",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from corral.e2e.reading import as_number
 from corral.e2e.result import JobPart
 from corral.findings import Finding
 from corral.job.agent.output import read_regular
@@ -87,16 +88,6 @@ def _numbers(text: bytes) -> dict[str, float] | None:
     if not isinstance(row, dict):
         return None
     return {name[:200]: value for name, given in row.items() if (value := as_number(given)) is not None}
-
-
-def as_number(value: object) -> float | None:
-    """The value as float; None for what is no number, or one that no float holds."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from corral.e2e.reading import as_number
 from corral.e2e.report import text
-from corral.e2e.report.records import as_number, read_json
+from corral.e2e.report.records import read_json
 from corral.e2e.report.story import Story, read_story
 from corral.e2e.result import ParityReport, Result
 
