@@ -40,10 +40,25 @@ def add_serve_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     where.add_argument(
         "--log-level", choices=("DEBUG", "INFO", "WARNING"), default="INFO", help="of the JSON log on stderr"
     )
+    _add_backend(parser.add_argument_group("what runs the jobs"))
     _add_access(parser.add_argument_group("who and what is let in"))
     _add_capacity(parser.add_argument_group("what jobs get"))
     _add_other(parser.add_argument_group("instead of serving"))
     parser.set_defaults(run=_serve)
+
+
+def _add_backend(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--backend",
+        choices=("local", "ray", "kuberay"),
+        help="this machine, a Ray cluster by its Jobs API, or Kubernetes with KubeRay (default: local)",
+    )
+    group.add_argument("--address", dest="ray_address", metavar="URL", help="ray: of the cluster's dashboard")
+    group.add_argument("--kubeconfig", type=Path, metavar="FILE", help="kuberay: default as for kubectl, or in the pod")
+    group.add_argument("--context", dest="kube_context", metavar="NAME", help="kuberay: of the kubeconfig")
+    group.add_argument("--namespace", metavar="NAME", help="kuberay: of the RayJobs (default: the context's)")
+    group.add_argument("--agent-dir", metavar="FOLDER", help="ray, kuberay: on the nodes (default: /tmp/corral-jobs)")
+    group.add_argument("--profiles-dir", type=Path, metavar="FOLDER", help="profiles of your own, one YAML file each")
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:

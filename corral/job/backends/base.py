@@ -6,13 +6,14 @@ killed between its database and the backend adopts what it started instead of st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
-from corral.job.protocol.agent import AgentSpec, EndRecord
-from corral.job.protocol.submit import Resources
+from corral.job.protocol.agent import AgentSpec, EndRecord, Heartbeat
+from corral.job.protocol.submit import Patch, Resources
 
 
 class Presence(StrEnum):
@@ -46,13 +47,44 @@ class Capacity:
     devices_per_node: int
 
 
+@dataclass(frozen=True)
+class Placement:
+    """What the nodes of a job are to be like, besides their number and devices.
+
+    image, profile: "" and None: the backend's own. start, run: seconds until the command has to run, and of the
+    command, after which the service has given it up; None: no limit. about: facts for people who look at the cluster
+    (repository, commit, run), never secrets. secrets: names of what the job may read.
+    """
+
+    image: str = ""
+    profile: str | None = None
+    head: Literal["shared", "separate"] = "shared"
+    patches: tuple[Patch, ...] = ()
+    start: float | None = None
+    run: float | None = None
+    priority: int = 0
+    about: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
+
+
+ANY = Placement()
+
+
 class Backend(Protocol):
-    """name: for logs and metrics. capacity: fixed while the service runs."""
+    """name: for logs and metrics. capacity: fixed while the service runs. remote: agents do not write into
+    attempt_dir, which then is a folder of the service for what `fetch` brings and what agents send."""
 
     name: str
+    remote: bool
     capacity: Capacity
 
-    async def provision(self, spec: AgentSpec, resources: Resources) -> None:
+    def refusal(self, resources: Resources, placement: Placement) -> str | None:
+        """One line that says why such a job can never run here; None when it can. Asked before a job is taken."""
+
+    def manifest(self, submission_id: str, resources: Resources, placement: Placement) -> str | None:
+        """What would be created, as YAML, for people; None when the backend creates nothing of that kind."""
+
+    async def provision(self, spec: AgentSpec, resources: Resources, placement: Placement = ANY) -> None:
         """Start nodes and the agent. Returns once that is under way; a second call does nothing.
 
         Raises ConfigError when it can never be started, InfraError when it cannot now.
@@ -72,6 +104,14 @@ class Backend(Protocol):
 
     async def end_record(self, submission_id: str) -> EndRecord | None:
         """The whole end record on disk, None when there is none or it is not whole."""
+
+    async def fetch(self, submission_id: str, watermarks: Mapping[str, int]) -> Heartbeat | None:
+        """Bring what the cluster holds of an agent's output, beyond these byte offsets of its sources, into
+        attempt_dir; the newest heartbeat found there, None when there is none since the last call. Asked only of remote
+        backends, when the agent itself is not heard and before its submission is destroyed.
+
+        Raises InfraError when the cluster does not answer.
+        """
 
     def attempt_dir(self, submission_id: str) -> Path | None:
         """Where raw logs lie that the service can read itself; None when the backend has no such place."""

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,8 +26,8 @@ from corral import platform
 from corral.errors import ConfigError, InfraError
 from corral.job.backends import folder as files
 from corral.job.backends import marks
-from corral.job.backends.base import Capacity, Observation, Presence
-from corral.job.protocol.agent import AgentSpec, EndRecord
+from corral.job.backends.base import ANY, Capacity, Observation, Placement, Presence
+from corral.job.protocol.agent import AgentSpec, EndRecord, Heartbeat
 from corral.job.protocol.submit import Resources
 from corral.job.service.settings import Settings
 
@@ -59,6 +60,7 @@ class LocalBackend:
     """See backends.base.Backend."""
 
     name = "local"
+    remote = False
 
     def __init__(self, settings: Settings) -> None:
         self.capacity = Capacity(settings.devices, settings.max_nodes, settings.max_devices_per_node)
@@ -70,7 +72,21 @@ class LocalBackend:
         self._removed: set[str] = set()  # so that each is looked up once
         self._kills: dict[str, asyncio.Task[None]] = {}
 
-    async def provision(self, spec: AgentSpec, resources: Resources) -> None:
+    def refusal(self, resources: Resources, placement: Placement) -> str | None:
+        asked = [name for name in ("cpu", "memory", "shm") if getattr(resources, name) is not None]
+        asked += ["template_patches"] if placement.patches else []
+        asked += ["layout.head=separate"] if placement.head == "separate" else []
+        if asked:
+            return f"{', '.join(asked)}: jobs here run on this machine as it is; leave it out, or use a cluster"
+        return None
+
+    def manifest(self, submission_id: str, resources: Resources, placement: Placement) -> str | None:
+        return None
+
+    async def fetch(self, submission_id: str, watermarks: Mapping[str, int]) -> Heartbeat | None:
+        return None
+
+    async def provision(self, spec: AgentSpec, resources: Resources, placement: Placement = ANY) -> None:
         async with self._locks[spec.submission_id]:
             await asyncio.to_thread(self._provision, spec, resources)
 

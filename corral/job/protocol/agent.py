@@ -44,6 +44,29 @@ class AgentSpec(BaseModel):
     secrets: dict[str, str] = Field(default_factory=dict)
 
 
+class Boarding(BaseModel):
+    """What an agent is started with on nodes that do not see the service's disk: zlib, then base64, in the variable
+    CORRAL_AGENT_BOARDING. It is readable to whoever may look at the cluster's jobs, so it holds no secret.
+
+    spec: with an empty token, which is in CORRAL_AGENT_TOKEN, and without secrets. root: folder of attempts on the
+    nodes. join: secrets or a bundle have to be fetched from the service before anything starts.
+    secret_env: names of secrets that are in the agent's environment already (put there by the cluster).
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    spec: AgentSpec
+    root: str
+    join: bool
+    secret_env: list[str] = Field(default_factory=list)
+
+
+class Joined(BaseModel):
+    """The answer to POST /api/v1/agent/{job_id}/join, until the agent of the attempt has been heard."""
+
+    secrets: dict[str, str] = Field(default_factory=dict)
+
+
 class LogChunk(BaseModel):
     """Consecutive lines of one source: the bytes [start, end) of its raw file. `start` is where the last stored chunk
     ended, else the service answers 409 with its watermark. rank None: the driver."""

@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+    model_validator,
+)
 
 from corral.job.protocol import names
 from corral.job.protocol.preflight import Preflight
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 24 * 3600)]
 Text = Annotated[str, StringConstraints(max_length=1024)]
+Quantity = Annotated[
+    str, Field(coerce_numbers_to_str=True), StringConstraints(pattern=r"^[0-9]{1,9}(\.[0-9]{1,3})?(m|[KMGT]i?|k)?$")
+]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")]
 
 
 class Resources(BaseModel):
-    """Nodes and devices of a job. `kind` is a name of the backend's profile: auto, cpu, gpu, npu."""
+    """Nodes and devices of a job. `kind` is a name of the backend's profile: auto, cpu, gpu, npu.
+
+    cpu, memory, shm: of each node, in Kubernetes' notation ("64", "500m", "512Gi"); None: as the profile has it.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     nodes: int = Field(1, ge=1, le=1024)
     accelerators_per_node: int = Field(1, ge=1, le=64)
     kind: Literal["auto", "cpu", "gpu", "npu"] = "auto"
+    cpu: Quantity | None = None
+    memory: Quantity | None = None
+    shm: Quantity | None = None
+
+    @model_serializer(mode="wrap")
+    def _asked(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what was not asked for: requests from before these fields keep their digests."""
+        return {name: value for name, value in whole(self).items() if value is not None}
 
     @property
     def devices(self) -> int:
@@ -42,6 +65,24 @@ class Timeouts(BaseModel):
     hang: Seconds | None = 1800.0
 
 
+class Layout(BaseModel):
+    """Where Ray's head is: on the first of the job's nodes, or on one of its own that has no devices."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    head: Literal["shared", "separate"] = "shared"
+
+
+class Patch(BaseModel):
+    """One operation of JSON Patch (RFC 6902) on the RayJob that the service makes; for what has no field of its own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    op: Literal["add", "replace", "remove", "test"]
+    path: Annotated[str, StringConstraints(max_length=512, pattern=r"^/[^\x00-\x1f\x7f]*$")]
+    value: Any = None
+
+
 class Retry(BaseModel):
     """Further attempts after a failure of class infra; other failures are never tried again."""
 
@@ -59,6 +100,8 @@ class SubmitRequest(BaseModel):
     lease: seconds without a client heartbeat after which the job is cancelled; None: it goes on without a client.
     secrets: names, resolved by the service when the job starts, never part of a payload.
     preflight: check the nodes before the command starts, and fail the job where one is not fit; None: do not.
+    profile: name of what its nodes are like; None: what the service has for `resources.kind`.
+    layout, template_patches: see Layout and Patch; a backend that makes no such nodes refuses them.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -84,6 +127,9 @@ class SubmitRequest(BaseModel):
     secrets: list[str] = Field(default_factory=list, max_length=64)
     labels: dict[str, str] = Field(default_factory=dict, max_length=names.MAX_LABELS)
     preflight: Preflight | None = None
+    profile: Name | None = None
+    layout: Layout | None = None
+    template_patches: list[Patch] = Field(default_factory=list, max_length=64)
     dry_run: bool = False
 
     @model_validator(mode="after")
@@ -101,8 +147,10 @@ class SubmitRequest(BaseModel):
 
     def digest(self) -> str:
         """Hex SHA-256 of the canonical JSON of all that decides what runs; equal requests have equal digests."""
-        later = {"preflight"} if self.preflight is None else set()  # stored digests know nothing of it
-        content = self.model_dump(mode="json", exclude={"dry_run", *later})
+        content = self.model_dump(mode="json", exclude={"dry_run"})
+        for name in _LATER:  # stored digests know nothing of them
+            if not content[name]:
+                del content[name]
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def _bad_names(self) -> list[str]:
@@ -169,6 +217,9 @@ class SubmitRequest(BaseModel):
         if size > names.MAX_ENV_BYTES:
             found.append(f"env has {size} bytes, the limit is {names.MAX_ENV_BYTES}; put data into files")
         return found
+
+
+_LATER = ("preflight", "profile", "layout", "template_patches")
 
 
 class Submitted(BaseModel):

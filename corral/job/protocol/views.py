@@ -104,7 +104,8 @@ class QueueView(BaseModel):
 
 class DryRun(BaseModel):
     """What a submit would do; nothing was stored. state: NEW, or that of the job it would find (created: False). cwd:
-    absolute, or inside the folder of the attempt; "" for a job that is there. ahead: jobs that start before it."""
+    absolute, or inside the folder of the attempt; "" for a job that is there. ahead: jobs that start before it.
+    manifest: YAML of what a backend would create for it; None where it creates nothing of that kind."""
 
     dry_run: bool = True
     job_id: str
@@ -115,6 +116,7 @@ class DryRun(BaseModel):
     resources: Resources
     ahead: int
     notices: list[str]
+    manifest: str | None = None
 
 
 class Version(BaseModel):

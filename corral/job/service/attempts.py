@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from corral.job.protocol.agent import EndRecord
 from corral.job.protocol.states import JobState
 from corral.job.service.drain import drain, shipped
 from corral.job.service.journal import Journal
-from corral.job.service.launch import agent_spec, redactor_of
+from corral.job.service.launch import agent_spec, placement_of, redactor_of
 from corral.job.service.seen import Seen
 from corral.job.service.settings import Settings
 from corral.job.store.bundles import Bundles
@@ -27,7 +28,10 @@ from corral.job.store.bundles import Bundles
 OBSERVE_BOUND = 10.0  # seconds a backend has to say what it sees
 AGENT_SILENCE = 15.0  # seconds without a heartbeat after which the service collects the logs itself
 STOP_GRACE = 6.0  # seconds until all of a stopped attempt is killed; its agent kills the command after half of that
+LISTEN = 5.0  # seconds between looks at a cluster for what an agent that is not heard says there
 GIVE_UP = 900.0  # seconds of trying to start an attempt of a job that has no start limit
+
+ON_NODES = frozenset({JobState.PROVISIONING, JobState.PREFLIGHT, JobState.RUNNING})
 
 log = logging.getLogger("corral.service.runner")
 
@@ -165,6 +169,8 @@ class Attempts:
             return
         if job.state is JobState.PROVISIONING and not seen.provisioned and seen.refused is None:
             self._begin(job, seen, self._provision(job, seen))
+        elif job.state in ON_NODES and self._unheard(seen):
+            self._begin(job, seen, self._listen(job, seen))
         elif job.state is JobState.COLLECTING and not seen.drained and self._collectable(job, seen):
             self._begin(job, seen, self._collect(job, seen))
         elif job.state is JobState.CLEANING and not seen.absent:
@@ -176,6 +182,13 @@ class Attempts:
             return True
         last_sign = max(seen.heard_at or 0.0, seen.since, job.state_since)
         return seen.agent_gone or self._clock.now() - last_sign > AGENT_SILENCE
+
+    def _unheard(self, seen: Seen) -> bool:
+        """Whether it is time to look for what an agent that cannot reach us says at the cluster."""
+        silent_since = max(seen.heard_at or 0.0, seen.since)
+        if not self._backend.remote or self._clock.now() - silent_since <= AGENT_SILENCE - LISTEN:
+            return False
+        return self._clock.now() - seen.listened_at > LISTEN
 
     def _begin(self, job: JobRecord, seen: Seen, work: Coroutine[Any, Any, None]) -> None:
         async def guarded() -> None:
@@ -198,11 +211,17 @@ class Attempts:
         bundle = None if job.request.bundle is None else self._bundles.path(job.request.bundle)
         try:
             spec = await asyncio.to_thread(agent_spec, job, self._settings, self._token_for(job.job_id), bundle)
-            await self._backend.provision(spec, resources_of(job.request, self._settings.profile.devices_per_node))
+            resources = resources_of(job.request, self._settings.profile.devices_per_node)
+            await self._backend.provision(spec, resources, placement_of(job.request))
         except ConfigError as error:
             seen.refused = str(error)
             return
         seen.provisioned = True
+
+    async def _listen(self, job: JobRecord, seen: Seen) -> None:
+        """The agent is not heard: what it says may be on record at the cluster."""
+        seen.listened_at = self._clock.now()
+        await self._drain(job, final=False, seen=seen)
 
     async def _collect(self, job: JobRecord, seen: Seen) -> None:
         if seen.end is None and not seen.stopped:
@@ -216,13 +235,21 @@ class Attempts:
             await self._journal.write(self._journal.store.append, job.job_id, "warning", fields, job.attempt)
 
     async def _clean(self, job: JobRecord, seen: Seen) -> None:
+        if self._backend.remote:  # what it holds of the output goes with it
+            with suppress(InfraError):
+                await self._drain(job, final=False)
         await self._backend.destroy(job.submission_id)
         await self._drain(job, final=True)  # nobody writes any more
         if (folder := self._backend.attempt_dir(job.submission_id)) is not None:
             await asyncio.to_thread(files.remove, folder / files.SPEC)  # it holds secrets, which nobody needs any more
         seen.absent = True
 
-    async def _drain(self, job: JobRecord, final: bool) -> int:
+    async def _drain(self, job: JobRecord, final: bool, seen: Seen | None = None) -> int:
+        if self._backend.remote:
+            watermarks = await self._journal.read(self._journal.store.watermarks, job.job_id, job.attempt)
+            heard = await self._backend.fetch(job.submission_id, watermarks)
+            if heard is not None and seen is not None and heard.attempt == job.attempt:
+                seen.hear(heard, self._clock.now())
         folder = self._backend.attempt_dir(job.submission_id)
         if folder is None:
             return 0

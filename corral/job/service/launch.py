@@ -7,10 +7,12 @@ from pathlib import Path
 
 from corral.errors import ConfigError, InfraError
 from corral.job.backends import folder as files
+from corral.job.backends.base import Placement
 from corral.job.core.admission import resources_of
 from corral.job.core.record import JobRecord
 from corral.job.core.redact import Redactor
 from corral.job.protocol.agent import AgentSpec
+from corral.job.protocol.submit import SubmitRequest
 from corral.job.service.errors import Refusal
 from corral.job.service.settings import Settings
 from corral.job.service.submission import resolve_command
@@ -44,6 +46,27 @@ def agent_spec(job: JobRecord, settings: Settings, token: str, bundle: Path | No
         preflight=request.preflight,
         env=request.env,
         secrets=read_secrets(request.secrets, settings.secrets_dir),
+    )
+
+
+def placement_of(request: SubmitRequest) -> Placement:
+    """What the nodes of a job are to be like."""
+    limits = request.timeouts
+    return Placement(
+        image=request.image,
+        profile=request.profile,
+        head=request.layout.head if request.layout else "shared",
+        patches=tuple(request.template_patches),
+        start=limits.start,
+        run=limits.run,
+        priority=request.priority,
+        about={
+            "repository": request.repository,
+            "commit": request.commit_sha,
+            "run": f"{request.github_run_id}/{request.github_run_attempt}",
+            "name": request.name_suffix,
+        },
+        secrets=tuple(request.secrets),
     )
 
 

@@ -15,8 +15,13 @@ from corral.errors import ConfigError
 from corral.job.service.errors import validation_line
 from corral.job.service.settings import Settings
 
-_PLAIN = ("host", "port", "public_url", "database_url", "devices", "max_nodes", "max_devices_per_node")
+_PLAIN = ("host", "port", "public_url", "database_url", "devices", "max_nodes", "max_devices_per_node", "backend")
 _FILES = ("data_dir", "token_file", "secrets_dir")
+_SECTIONS = {
+    "ray": {"ray_address": "address"},
+    "kubernetes": {"kubeconfig": "kubeconfig", "kube_context": "context", "namespace": "namespace"},
+    "nodes": {"agent_dir": "agent_dir", "profiles_dir": "profiles_dir"},
+}
 _PROFILE = {"default_devices": "devices_per_node", "default_kind": "kind", "image": "images", "bootstrap": "bootstraps"}
 
 
@@ -31,10 +36,12 @@ def settings_of(args: argparse.Namespace) -> Settings:
     content.setdefault("data_dir", os.environ.get("CORRAL_SERVICE_DIR") or "~/.corral/service")
     if url := os.environ.get("CORRAL_DATABASE_URL"):  # holds a password, which a command line would show to everyone
         content.setdefault("database_url", url)
-    for section in ("profile", "limits", "source_roots"):
+    for section in ("profile", "limits", "source_roots", *_SECTIONS):
         if not isinstance(content.setdefault(section, {}), dict):
             raise ConfigError(f"{args.config}: {section} has to be a mapping")
     content["profile"] |= {field: given[name] for name, field in _PROFILE.items() if given.get(name) is not None}
+    for section, options in _SECTIONS.items():
+        content[section] |= {field: given[name] for name, field in options.items() if given.get(name) is not None}
     content["source_roots"] |= dict(args.source_root or [])
     if args.quota is not None:
         content["limits"] |= {"active_devices_per_repository": args.quota}

@@ -20,6 +20,7 @@ from corral.job.service.auth import Caller, Canceller, Reader, Submitter, job_fo
 from corral.job.service.body import described, read_model
 from corral.job.service.context import Service, service_of
 from corral.job.service.errors import Refusal, answers
+from corral.job.service.launch import placement_of
 from corral.job.service.submission import check_script, check_secrets, resolve_command, with_defaults
 from corral.job.service.views import in_order, queue, view
 from corral.job.store.errors import KeyConflict
@@ -88,6 +89,9 @@ async def _checked(service: Service, asked: SubmitRequest, job_id: str) -> DryRu
     capacity, limits = service.runner.backend.capacity, service.settings.limits
     if problem := never_fits(asked, capacity, limits.active_devices_per_repository):
         raise Refusal(422, problem)
+    backend, resources, placement = service.runner.backend, resources_of(asked), placement_of(asked)
+    if problem := backend.refusal(resources, placement):
+        raise Refusal(422, problem)
     check_secrets(asked.secrets, service.settings.secrets_dir)
     resolved = resolve_command(asked, service.settings)
     files = None
@@ -110,6 +114,7 @@ async def _checked(service: Service, asked: SubmitRequest, job_id: str) -> DryRu
         resources=asked.resources,
         ahead=await _ahead(service, asked.priority) if asked.dry_run else 0,
         notices=list(notices),
+        manifest=backend.manifest(f"{job_id}-a1", resources, placement) if asked.dry_run else None,
     )
 
 

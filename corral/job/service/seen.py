@@ -21,7 +21,7 @@ class Seen:
     will. trouble: what its latest failure said, None after a success. not_before: no try before that time.
     stopped: the command was told to end. drained: what the agent did not ship was stored by the service.
     absent: everything of it is gone, and all that it wrote is stored. work: what is being done for it, worked_for: in
-    which state of the job.
+    which state of the job. listened_at: when the cluster was last asked for what its agent says there.
     """
 
     attempt: int
@@ -35,6 +35,7 @@ class Seen:
     absent: bool = False
     work: asyncio.Task[None] | None = None
     worked_for: JobState | None = None
+    listened_at: float = 0.0
     observation: Observation | None = None
     ended_seen_at: float | None = None
     end: EndRecord | None = None

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from corral.errors import ConfigError
-from corral.job.backends.local import LocalBackend
+from corral.job.backends.choose import backend_of
 from corral.job.core.clock import Clock
 from corral.job.service.app import create_app
 from corral.job.service.auth import agent_token, service_key
@@ -52,7 +52,7 @@ def serve(settings: Settings, private: bool = False) -> int:
 
 
 async def _serve(settings: Settings, tokens: TokenFile | None, listener: socket.socket, private: bool) -> int:
-    clock = Clock()
+    clock, backend = Clock(), backend_of(settings)
     journal = Journal(Store(settings.database_url, settings.data_dir, clock, log_bytes=settings.limits.log_bytes))
     try:
         key = service_key(settings.data_dir)
@@ -60,7 +60,7 @@ async def _serve(settings: Settings, tokens: TokenFile | None, listener: socket.
         metrics, watchers = Metrics(), Watchers(settings.limits.watchers)
         runner = Runner(
             journal,
-            LocalBackend(settings),
+            backend,
             settings,
             clock,
             lambda job_id: agent_token(key, job_id),

@@ -42,8 +42,60 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """Of backends whose nodes do not see this machine's disk. agent_dir: absolute folder on the nodes that attempts get
+    a folder in. python: what starts the agent there; Corral has to be installed for it. profiles_dir: profiles of your
+    own, which win over Corral's of the same name."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    agent_dir: Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$", max_length=200)] = "/tmp/corral-jobs"
+    python: Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]+$", max_length=200)] = "python3"
+    profiles_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """A Ray cluster that is there already. address: URL of its dashboard. token_file: holds the token it asks for."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    address: str | None = None
+    token_file: Path | None = None
+
+
+@dataclass(frozen=True)
+class Kubernetes:
+    """Where RayJobs are made. kubeconfig, context: None: as kubectl would, or the pod's service account. namespace:
+    None: that of the context or of the pod. profile, image: of jobs that name none; image "": the profile's.
+
+    dashboard: how a cluster's Ray dashboard is reached, by its service name or through the API server. scheduler,
+    queue: who admits all pods of a job at once. secrets: name of a job's secret → NAME/KEY of a Kubernetes secret.
+    patch_paths: prefixes of what `template_patches` may change; empty: Corral's list. submission: how the operator is
+    told of the job; see docs. token_file: of the Ray clusters, where they ask for one.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespace: str | None = None
+    profile: str = "cpu"
+    image: str = ""
+    dashboard: Literal["service", "proxy"] = "service"
+    scheduler: Literal["none", "volcano", "kueue", "yunikorn"] = "none"
+    queue: str | None = None
+    service_account: str | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    patch_paths: tuple[str, ...] = ()
+    submission: Literal["InteractiveMode", "K8sJobMode", "HTTPMode", "SidecarMode"] = "InteractiveMode"
+    token_file: Path | None = None
+
+
+@dataclass(frozen=True)
 class Settings:
-    """data_dir: database, segments, bundles and job folders. public_url: what agents and notices use to reach us.
+    """backend: what runs jobs, with `nodes` and `ray` or `kubernetes` for those that are not this machine.
+    data_dir: database, segments, bundles and job folders. public_url: what agents and notices use to reach us.
     source_roots: absolute prefix of a script as a client names it → folder where the service can see it."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -61,6 +113,10 @@ class Settings:
     source_roots: Mapping[str, Path] = field(default_factory=dict)
     profile: Profile = field(default_factory=Profile)
     limits: Limits = field(default_factory=Limits)
+    backend: Literal["local", "ray", "kuberay"] = "local"
+    nodes: Nodes = field(default_factory=Nodes)
+    ray: RayCluster = field(default_factory=RayCluster)
+    kubernetes: Kubernetes = field(default_factory=Kubernetes)
 
     @property
     def url(self) -> str:

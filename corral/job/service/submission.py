@@ -65,7 +65,8 @@ def with_defaults(request: SubmitRequest, profile: Profile) -> SubmitRequest:
     kind = profile.kind if asked is None or asked.kind == "auto" else asked.kind
     if request.image and profile.images and not any(fnmatchcase(request.image, p) for p in profile.images):
         raise Refusal(422, f"image={request.image!r} is not allowed here; allowed are {', '.join(profile.images)}")
-    resources = Resources.model_validate({"nodes": nodes, "accelerators_per_node": devices, "kind": kind})
+    own = {name: getattr(asked, name) for name in ("cpu", "memory", "shm")} if asked else {}
+    resources = Resources.model_validate({"nodes": nodes, "accelerators_per_node": devices, "kind": kind, **own})
     return request.model_copy(update={"resources": resources, "worker_replicas": None})
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from corral.errors import InfraError
-from corral.job.backends.base import Capacity, Observation, Presence
+from corral.job.backends.base import ANY, Capacity, Observation, Placement, Presence
 from corral.job.core.clock import Clock
 from corral.job.core.record import JobRecord
 from corral.job.protocol.agent import AgentSpec, EndRecord, Heartbeat, LogBatch
@@ -61,7 +61,15 @@ class ScriptedBackend:
     hold: asyncio.Event | None = None
     on_start: Callable[[Part], None] = lambda part: None
 
-    async def provision(self, spec: AgentSpec, resources: Resources) -> None:
+    remote: bool = False
+    fetched: list[dict[str, int]] = field(default_factory=list)
+    on_fetch: Callable[[str], Heartbeat | None] = lambda submission_id: None
+
+    async def fetch(self, submission_id: str, watermarks: Mapping[str, int]) -> Heartbeat | None:
+        self.fetched.append(dict(watermarks))
+        return self.on_fetch(submission_id)
+
+    async def provision(self, spec: AgentSpec, resources: Resources, placement: Placement = ANY) -> None:
         self.calls.append(("provision", spec.submission_id))
         if self.hold is not None:
             await self.hold.wait()

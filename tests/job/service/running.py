@@ -17,11 +17,12 @@ from typing import Any
 
 import httpx
 
-from corral.job.backends.base import Capacity
+from corral.job.backends.base import Capacity, Placement
 from corral.job.backends.folder import attempt_folder, split
 from corral.job.core.clock import Clock
 from corral.job.protocol.agent import EndRecord, Heartbeat, LogBatch, LogChunk, Orders
 from corral.job.protocol.states import FailureClass, JobState, Status
+from corral.job.protocol.submit import Resources
 from corral.job.protocol.verdict import Verdict
 from corral.job.service.app import create_app
 from corral.job.service.auth import agent_token, service_key
@@ -41,6 +42,13 @@ DEADLINE = 20.0
 
 class StillBackend:
     name = "still"
+    remote = False
+
+    def refusal(self, resources: Resources, placement: Placement) -> str | None:
+        return "patches are refused here" if placement.patches else None
+
+    def manifest(self, submission_id: str, resources: Resources, placement: Placement) -> str | None:
+        return f"name: {submission_id}\n"
 
     def __init__(self, settings: Settings) -> None:
         self.capacity = Capacity(settings.devices, settings.max_nodes, settings.max_devices_per_node)

@@ -1,0 +1,24 @@
+"""The backend that the settings name. Each is imported when it is wanted: they need different libraries."""
+
+from __future__ import annotations
+
+from corral.errors import ConfigError
+from corral.job.backends.base import Backend
+from corral.job.service.settings import Settings
+
+
+def backend_of(settings: Settings) -> Backend:
+    """Raises ConfigError for settings that it cannot work with."""
+    if settings.backend == "ray":
+        from corral.job.backends.ray_jobs.backend import RayJobsBackend
+
+        return RayJobsBackend(settings)
+    if settings.backend == "kuberay":
+        from corral.job.backends.kuberay.backend import KubeRayBackend
+
+        return KubeRayBackend(settings)
+    if settings.ray.address is not None:
+        raise ConfigError("ray.address (--address) is of a Ray cluster; add --backend ray, or leave it out")
+    from corral.job.backends.local import LocalBackend
+
+    return LocalBackend(settings)
