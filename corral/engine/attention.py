@@ -9,13 +9,13 @@ attention function.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, cast
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from corral.engine import kernels
 from corral.engine.sequence_parallel import SequenceParallel
 from corral.errors import ConfigError
 
@@ -45,23 +45,18 @@ class PackedAttention:
     cu_seqlens: tuple[int, ...]
     sp: SequenceParallel | None = None
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-        if self.sp is None:
-            return self._segments(q, k, v, scaling).transpose(1, 2)
-        return self.sp.to_sequence(self._segments(*self.sp.to_heads(q, k, v), scaling))
+    @cached_property
+    def segments(self) -> kernels.Segments:
+        return kernels.Segments(self.cu_seqlens)
 
-    def _segments(self, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
-        """[1, H, L, D] from whole rows. One kernel call a segment: a block mask would cost L² on CPU."""
-        lengths = [end - start for start, end in zip(self.cu_seqlens, self.cu_seqlens[1:], strict=False)]
-        if q.shape[2] != self.cu_seqlens[-1]:
-            raise ValueError(f"the row has {q.shape[2]} tokens, its segments end at {self.cu_seqlens[-1]}")
-        groups = q.shape[1] // k.shape[1]
-        if groups > 1:
-            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        parts = zip(*(torch.split(x, lengths, dim=2) for x in (q, k, v)), strict=True)
-        return torch.cat(
-            [F.scaled_dot_product_attention(a, b, c, is_causal=True, scale=scaling) for a, b, c in parts], dim=2
-        )
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+        if self.sp is not None:
+            q, k, v = self.sp.to_heads(q, k, v)
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        out = kernels.attend(q, k, v, self.segments, scaling)
+        if self.sp is not None:
+            return self.sp.to_sequence(out.transpose(0, 1)[None])
+        return out[None]
 
 
 def attend(
