@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from corral.job.protocol.agent import AgentSpec, EndRecord, Heartbeat
+from corral.job.protocol.states import FailureClass, Status
 from corral.job.protocol.submit import Patch, Resources
 
 
@@ -27,15 +28,27 @@ class Presence(StrEnum):
 
 
 @dataclass(frozen=True)
+class Fate:
+    """How a submission ended as its backend knows it. It decides only where the agent left no end record. cause: a
+    short slug, as in Verdict. failure_class: None for SUCCEEDED alone."""
+
+    status: Status
+    cause: str
+    failure_class: FailureClass | None = None
+
+
+@dataclass(frozen=True)
 class Observation:
     """What a backend sees of one submission. message: one line, why it ended or is not up yet, "" when all is well.
-    rayjob_status and job_deployment_status: as KubeRay names them; backends without them make them up from presence."""
+    rayjob_status and job_deployment_status: as KubeRay names them; backends without them make them up from presence.
+    fate: of one that is ended or absent; None: its end says nothing about why."""
 
     presence: Presence
     message: str = ""
     exit_code: int | None = None
     rayjob_status: str = ""
     job_deployment_status: str = ""
+    fate: Fate | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-from corral.job.backends.base import Observation
+from corral.job.backends.base import Fate, Observation
 from corral.job.protocol.agent import EndRecord
 from corral.job.protocol.states import FailureClass, Status
 from corral.job.protocol.verdict import Verdict
@@ -164,7 +164,12 @@ def classify(end: EndRecord) -> Verdict:
 
 
 def lost(observation: Observation | None, silent: float) -> Verdict:
-    """The agent is gone and left no end record. silent: seconds since that was first seen."""
+    """The agent is gone and left no end record: what the backend knows of its end decides, else it is nobody's fault.
+
+    silent: seconds since that was first seen.
+    """
+    if observation is not None and observation.fate is not None:
+        return _told(observation, observation.fate)
     seen = (observation.message if observation else "") or "it is gone"
     code = observation.exit_code if observation else None
     evidence = seen if code is None else f"{seen}; its exit code was {code}{_signal_name(code)}"
@@ -176,6 +181,27 @@ def lost(observation: Observation | None, silent: float) -> Verdict:
         message=message(Status.FAILED, _INFRA, "", what),
         evidence=one_line(evidence),
         rule="agent-lost",
+    )
+
+
+def _told(observation: Observation, fate: Fate) -> Verdict:
+    """An exit code of the agent is that of its command, or one that Corral gives a meaning."""
+    code, failure_class, cause, said = observation.exit_code, fate.failure_class, fate.cause, ""
+    if failure_class is FailureClass.USER and code:
+        rule = next(rule for rule in RULES if rule.fits(code, ""))
+        failure_class, cause, said = rule.failure_class, rule.cause, rule.said
+    seen = one_line(observation.message or "it is over")
+    number = "" if code is None else f"exit code {code}{_signal_name(code)}"
+    word = failure_class or "no end record"
+    where = {"run": "run", "start": "start"}.get(cause, word) if fate.status is Status.TIMEOUT else word
+    return Verdict(
+        status=fate.status,
+        failure_class=failure_class,
+        cause=cause,
+        message=message(fate.status, where, "", seen, said, number, "its agent left no end record"),
+        exit_code=code,
+        evidence=seen,
+        rule=f"backend-{cause}",
     )
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from corral.job.backends.base import Observation, Presence
+from corral.job.backends.base import Fate, Observation, Presence
 from corral.job.core.classify import RULES, cancelled, classify, lost, refused
 from corral.job.protocol.states import FailureClass, Status
 from corral.job.protocol.verdict import client_exit_code
@@ -171,6 +171,28 @@ def test_a_lost_agent_is_infra_and_quotes_the_backend():
     assert "process 7 is gone; its exit code was 137 (SIGKILL)" in verdict.message
     assert client_exit_code(verdict) == 75
     assert "it is gone" in lost(None, 6.0).message
+
+
+INFRA, USER = FailureClass.INFRA, FailureClass.USER
+FATES = [
+    (Fate(Status.NOT_FOUND, "not_found", INFRA), None, "NOT_FOUND (infra): ", "not_found", 75),
+    (Fate(Status.FAILED, "config", FailureClass.CONFIG), None, "FAILED (config): ", "config", 78),
+    (Fate(Status.TIMEOUT, "start", FailureClass.TIMEOUT), None, "TIMEOUT (start): ", "start", 124),
+    (Fate(Status.CANCELLED, "stopped", FailureClass.CANCEL), None, "CANCELLED (cancel): ", "stopped", 130),
+    (Fate(Status.SUCCEEDED, "exit_code"), 0, "SUCCEEDED (no end record): ", "exit_code", 0),
+    (Fate(Status.FAILED, "exit_code", USER), 3, "FAILED (user): ", "exit_code", 3),
+    (Fate(Status.FAILED, "exit_code", USER), 75, "FAILED (infra): ", "exit_code", 75),
+    (Fate(Status.FAILED, "exit_code", USER), 137, "FAILED (infra): ", "killed", 75),
+]
+
+
+@pytest.mark.parametrize(("fate", "code", "begin", "cause", "client"), FATES)
+def test_what_the_backend_knows_of_the_end_counts_when_the_agent_left_no_record(fate, code, begin, cause, client):
+    verdict = lost(Observation(Presence.ENDED, "it ended\nso", exit_code=code, fate=fate), 6.0)
+    assert verdict.message.startswith(begin + "it ended so; ")
+    assert verdict.message.endswith("its agent left no end record")
+    assert (verdict.status, verdict.cause, verdict.exit_code) == (fate.status, cause, code)
+    assert client_exit_code(verdict) == client
 
 
 def test_the_other_verdicts():
