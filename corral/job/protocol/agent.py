@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import json
+import zlib
 from itertools import pairwise
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from corral import __version__
+from corral.errors import ConfigError, InfraError
 from corral.job.protocol.preflight import Preflight
 
 DRIVER = "driver"  # the source that is the command's own stdout and stderr, in the order they were written
+PROTOCOL = 1  # of service and agent; it grows with every change that one of them has to know of
+BOARDING, TOKEN = "CORRAL_AGENT_BOARDING", "CORRAL_AGENT_TOKEN"  # variables of an agent that joins
+_LARGEST_BOARDING = 16 << 20  # bytes, unpacked
 
 
 class AgentSpec(BaseModel):
@@ -51,6 +59,7 @@ class Boarding(BaseModel):
     spec: with an empty token, which is in CORRAL_AGENT_TOKEN, and without secrets. root: folder of attempts on the
     nodes. join: secrets or a bundle have to be fetched from the service before anything starts.
     secret_env: names of secrets that are in the agent's environment already (put there by the cluster).
+    patience: seconds of trying to reach the service for what has to be fetched. protocol, version: of the service.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -59,6 +68,47 @@ class Boarding(BaseModel):
     root: str
     join: bool
     secret_env: list[str] = Field(default_factory=list)
+    patience: float = Field(120.0, gt=0)
+    protocol: int = PROTOCOL
+    version: str = __version__
+
+    def encode(self) -> str:
+        """The value of the variable."""
+        return base64.b64encode(zlib.compress(self.model_dump_json().encode(), 9)).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Raises InfraError for what no service wrote, ConfigError for what a service of another protocol wrote."""
+        try:
+            unpacker = zlib.decompressobj()
+            fields = json.loads(unpacker.decompress(base64.b64decode(text, validate=True), _LARGEST_BOARDING))
+            version, protocol = fields["version"], fields["protocol"]
+        except (zlib.error, binascii.Error, ValueError, KeyError, TypeError):
+            raise InfraError(f"{BOARDING} holds nothing that a service wrote") from None
+        if protocol != PROTOCOL:
+            raise ConfigError(misfit(version, protocol))
+        try:
+            return cls.model_validate(fields)
+        except ValidationError:  # without the values
+            raise ConfigError(misfit(version, protocol)) from None
+
+
+def misfit(version: object, protocol: object) -> str:
+    """Of a service that this agent does not understand."""
+    return (
+        f"the image has corral {__version__} (agent protocol {PROTOCOL}), the service {version} ({protocol}); "
+        "use an image with the version of the service"
+    )
+
+
+class Join(BaseModel):
+    """Body of POST /api/v1/agent/{job_id}/join. protocol, version: of the agent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    attempt: int
+    protocol: int = PROTOCOL
+    version: str = Field(__version__, max_length=64)
 
 
 class Joined(BaseModel):
