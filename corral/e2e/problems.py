@@ -116,8 +116,6 @@ def _hint(name: str, allowed: set[str]) -> str:
 
 def _name_problems(case: Case) -> Iterator[str]:
     """What the service would refuse."""
-    if case.topology.head == "separate":
-        yield "topology.head: separate: no service starts a head without devices yet; leave it out"
     env = {**case.env, **(case.parity.env if case.parity else {})}
     for name, value in env.items():
         if problem := names.env_problem(name, value):

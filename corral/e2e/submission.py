@@ -94,6 +94,8 @@ def request_of(found: Found, role: Role, places: Places, source: Source, bundle:
         fields["script"] = case.script
     else:
         fields["command"] = [fill(word, values) for word in case.command or []]
+    if role == "main" and case.topology.head == "separate":
+        fields["layout"] = {"head": "separate"}
     fields |= {name: value for name, value in (("image", case.image), ("secrets", case.secrets)) if value}
     try:
         return SubmitRequest.model_validate(fields | _origin(source))

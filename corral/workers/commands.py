@@ -30,6 +30,12 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     local.add_argument("--nodes", type=whole, default=1, metavar="N", help="nodes (default: %(default)s)")
     local.add_argument("--devices", type=positive, default=1, metavar="N", help="devices of a node (default: 1)")
     local.add_argument("--resource", default="CPU", metavar="NAME", help="what Ray counts a device as (default: CPU)")
+    local.add_argument(
+        "--head",
+        choices=["shared", "separate"],
+        default="shared",
+        help="shared: one of the nodes; separate: one more node, without devices (default: shared)",
+    )
     local.add_argument("--port", type=port, default=0, metavar="P", help="of the head node (default: any free one)")
     local.add_argument(
         "--start-timeout",
@@ -56,7 +62,7 @@ def _local(args: argparse.Namespace) -> int:
     if not command:
         raise ConfigError("corral cluster local: no command to run; add one after --, as in `-- python train.py`")
     with LocalCluster.start(
-        args.nodes, args.devices, args.resource, args.port, args.start_timeout, args.temp_dir
+        args.nodes, args.devices, args.resource, args.port, args.start_timeout, args.temp_dir, args.head
     ) as cluster:
         cluster.run(command, _env(cluster.address))
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from corral.errors import DeadlineError, InfraError
 from corral.workers.node_starter import NodesSpec
@@ -46,9 +46,11 @@ class LocalCluster:
         port: int = 0,
         timeout: float = 120.0,
         temp_dir: Path | None = None,
+        head: Literal["shared", "separate"] = "shared",
     ) -> LocalCluster:
-        """Nodes named node-0, node-1, ...; the first is the head. `port` 0: the kernel chooses the head's. `nodes` 0:
-        no Ray, only a supervisor for commands; the address is "". `temp_dir`: made here, removed at the end.
+        """Nodes named node-0, node-1, ...; the first is the head, unless that is `separate`: then a further node
+        without devices is. `port` 0: the kernel chooses the head's. `nodes` 0: no Ray, only a supervisor for commands;
+        the address is "". `temp_dir`: made here, removed at the end.
 
         Raises InfraError when the port is taken or Ray does not start, DeadlineError after `timeout` seconds; both
         quote the last lines of Ray's logs.
@@ -57,7 +59,7 @@ class LocalCluster:
         if port:
             _check_port(port)
         temp_dir = _temp_dir(temp_dir)
-        spec = NodesSpec(nodes, devices_per_node, resource, str(temp_dir), port)
+        spec = NodesSpec(nodes, devices_per_node, resource, str(temp_dir), port, head)
         near, far = socket.socketpair()
         command = [sys.executable, "-m", "corral.workers.supervisor", str(far.fileno()), str(os.getpid())]
         command += [spec.to_json(), str(timeout)]

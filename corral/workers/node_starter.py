@@ -12,10 +12,11 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 OBJECT_STORE = 100 << 20  # bytes per node
 STARTED = "started.json"
+HEAD = "head"  # name of a head that is none of the nodes
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else None
 """Address of all nodes. Ray replaces 127.0.0.1 by the host's outside address, but not this one."""
 
@@ -30,13 +31,20 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class NodesSpec:
-    """`resource` is what a device counts as: CPU, GPU or the name of a custom resource. port 0: any."""
+    """`resource` is what a device counts as: CPU, GPU or the name of a custom resource. port 0: any. head: shared, the
+    first of the nodes is the head; separate, a further node without devices, which is named "head"."""
 
     nodes: int
     devices: int
     resource: str
     temp_dir: str
     port: int = 0
+    head: Literal["shared", "separate"] = "shared"
+
+    def names(self) -> list[str]:
+        """Of all nodes in the order of their start, the head first."""
+        named = [f"node-{index}" for index in range(self.nodes)]
+        return [HEAD, *named] if self.head == "separate" else named
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -55,13 +63,13 @@ def main(argv: list[str]) -> None:
             return
 
     address = None
-    for index in range(spec.nodes):
+    for index, name in enumerate(spec.names()):
         parameters = RayParams(
-            **_devices(spec),
+            **_devices(spec, name),
             gcs_address=address,
             gcs_server_port=spec.port if index == 0 else None,
             node_ip_address=LOOPBACK,
-            node_name=f"node-{index}",
+            node_name=name,
             object_store_memory=OBJECT_STORE,
             temp_dir=spec.temp_dir,
             include_dashboard=False,
@@ -77,7 +85,9 @@ def main(argv: list[str]) -> None:
     os._exit(0)  # Ray's exit handlers would end what was started
 
 
-def _devices(spec: NodesSpec) -> dict[str, Any]:
+def _devices(spec: NodesSpec, name: str) -> dict[str, Any]:
+    if name == HEAD:
+        return {"num_cpus": 0, "num_gpus": 0, "resources": {}}
     cpus = spec.devices if spec.resource == "CPU" else (os.cpu_count() or 1)
     gpus = spec.devices if spec.resource == "GPU" else 0
     custom = {} if spec.resource in ("CPU", "GPU") else {spec.resource: spec.devices}

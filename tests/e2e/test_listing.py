@@ -134,10 +134,6 @@ def test_all_problems_of_all_files_are_told(project, capsys):
             {"needs": {"data": {"make": ["x", "{out}", "{model}"]}}, "args": ["{data}"]},
             "needs.data: {model} stands for nothing here; the nearest is {out}",
         ),
-        (
-            {"topology": {"head": "separate"}},
-            "topology.head: separate: no service starts a head without devices yet; leave it out",
-        ),
         ({"env": {"A-B": "c"}}, "env name 'A-B' is not a variable name; use letters, digits and _"),
         ({"secrets": ["my token"]}, "secret name 'my token' is not a variable name; use letters, digits and _"),
         ({"secrets": ["A"], "env": {"A": "b"}}, "A is in env and in secrets; give it once"),

@@ -68,6 +68,16 @@ def test_the_reference_is_the_same_command_with_what_parity_says(found, tmp_path
     assert (main.name_suffix, reference.name_suffix) == ("small", "small-reference")
 
 
+def test_a_head_of_its_own_is_asked_for_where_the_case_says_so_and_for_the_reference_never(found):
+    parity = {"args": []}
+    for head, layout in (("shared", None), ("separate", "separate")):
+        case = found(topology={"nodes": 2, "head": head}, parity=parity)
+        source = source_of(case, Places({}))
+        main, reference = (request_of(case, role, Places({}), source) for role in ("main", "reference"))
+        assert (main.layout.head if main.layout else None) == layout
+        assert reference.layout is None
+
+
 def test_a_long_name_stays_a_name(found):
     case = found(name="a" * 52 + ".b-c", parity={"args": []})
     source = source_of(case, Places({}))

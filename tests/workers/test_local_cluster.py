@@ -48,6 +48,18 @@ def test_the_command_sees_the_nodes_and_its_exit_code_is_returned() -> None:
     assert done.returncode == 7
 
 
+def test_a_separate_head_is_one_more_node_without_devices() -> None:
+    code = (
+        "import os, ray\n"
+        "from corral.workers.placement import reserve\n"
+        "ray.init(address=os.environ['RAY_ADDRESS'], log_to_driver=False, logging_level='ERROR')\n"
+        "print(sorted((node['NodeName'], node['Resources'].get('CPU', 0)) for node in ray.nodes()))\n"
+        "print([(node.name, node.bundle) for node in reserve(1, 2, 'cpu', 30.0)[1]])\n"
+    )
+    done = local("--nodes", "1", "--devices", "2", "--head", "separate", command=[sys.executable, "-c", code])
+    assert done.stdout.splitlines() == ["[('head', 0), ('node-0', 2.0)]", "[('node-0', 0)]"], done.stderr
+
+
 def test_a_command_that_cannot_run() -> None:
     done = local(command=["/no/such/command"])
     assert done.returncode == 127

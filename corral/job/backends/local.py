@@ -1,6 +1,6 @@
 """Jobs on this machine: each has Ray nodes of its own under `corral cluster local`, which starts and ends all of it.
 
-A job of one node with one device gets no Ray: a world of one process needs none.
+A job of one node with one device gets no Ray, unless it asks for a head of its own: a world of one process needs none.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ class LocalBackend:
     def refusal(self, resources: Resources, placement: Placement) -> str | None:
         asked = [name for name in ("cpu", "memory", "shm") if getattr(resources, name) is not None]
         asked += ["template_patches"] if placement.patches else []
-        asked += ["layout.head=separate"] if placement.head == "separate" else []
         if asked:
             return f"{', '.join(asked)}: jobs here run on this machine as it is; leave it out, or use a cluster"
         return None
@@ -88,7 +87,7 @@ class LocalBackend:
 
     async def provision(self, spec: AgentSpec, resources: Resources, placement: Placement = ANY) -> None:
         async with self._locks[spec.submission_id]:
-            await asyncio.to_thread(self._provision, spec, resources)
+            await asyncio.to_thread(self._provision, spec, resources, placement.head)
 
     async def observe(self, submission_id: str) -> Observation:
         folder = self._folder(submission_id)
@@ -135,7 +134,7 @@ class LocalBackend:
 
     # In threads -----------------------------------------------------------------------------------------------------
 
-    def _provision(self, spec: AgentSpec, resources: Resources) -> None:
+    def _provision(self, spec: AgentSpec, resources: Resources, head: str) -> None:
         most = self.capacity
         if (
             resources.nodes > most.nodes
@@ -152,13 +151,13 @@ class LocalBackend:
         if _read_host(folder) is not None or (folder / files.END).exists():
             return
         files.write_spec(folder, spec)
-        host = _host_among(marks.marked(mark)) or self._start(folder, mark, resources)
+        host = _host_among(marks.marked(mark)) or self._start(folder, mark, resources, head)
         files.write_private(folder / HOST, json.dumps(asdict(host)) + "\n")
 
-    def _start(self, folder: Path, mark: str, resources: Resources) -> Host:
+    def _start(self, folder: Path, mark: str, resources: Resources, head: str) -> Host:
         """Nothing of the submission runs with a host; what is left of an earlier try without one is ended."""
         self._end_all(mark)
-        command = [sys.executable, "-m", "corral", "cluster", "local", *self._topology(resources)]
+        command = [sys.executable, "-m", "corral", "cluster", "local", *self._topology(resources, head)]
         command += ["--temp-dir", str(_temp_dir(mark)), "--", sys.executable, "-m", "corral.job.agent", str(folder)]
         try:
             with open(os.open(folder / HOST_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as log:
@@ -176,12 +175,12 @@ class LocalBackend:
         self._children[child.pid] = child
         return Host(child.pid, marks.started(child.pid) or "gone")
 
-    def _topology(self, resources: Resources) -> list[str]:
-        nodes = 0 if resources.devices == 1 else resources.nodes
+    def _topology(self, resources: Resources, head: str) -> list[str]:
+        nodes = 0 if resources.devices == 1 and head == "shared" else resources.nodes
         kind = resources.kind if resources.kind != "auto" else self._kind
         facts = _RESOURCES.get(kind) or platform.detect()
         devices = ["--devices", str(resources.accelerators_per_node), "--resource", facts.ray_resource]
-        return ["--nodes", str(nodes), *devices]
+        return ["--nodes", str(nodes), *devices, "--head", head]
 
     def _destroy(self, folder: Path, mark: str) -> None:
         host = _read_host(folder)

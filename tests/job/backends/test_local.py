@@ -19,7 +19,7 @@ import pytest
 
 from corral.errors import ConfigError
 from corral.job.backends import marks
-from corral.job.backends.base import Presence
+from corral.job.backends.base import Placement, Presence
 from corral.job.backends.local import LocalBackend
 from corral.job.protocol.agent import AgentSpec
 from corral.job.protocol.submit import Resources
@@ -229,5 +229,32 @@ def test_nodes_of_ray_come_and_go_with_their_job(place: Place) -> None:
         await backend.destroy(spec.submission_id)
         assert below(place, spec) == {}
         assert not temp.exists()
+
+    asyncio.run(life())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("head", "seen"), [("shared", "no cluster"), ("separate", "['head', 'node-0']")])
+def test_a_head_of_its_own_is_started_where_it_is_asked_for(place: Place, head: str, seen: str) -> None:
+    """One node of one device has no cluster otherwise."""
+    code = (
+        "import os, ray\n"
+        "if 'RAY_ADDRESS' not in os.environ: raise SystemExit('no cluster')\n"
+        "ray.init(address=os.environ['RAY_ADDRESS'], log_to_driver=False, logging_level='ERROR')\n"
+        "print(sorted(node['NodeName'] for node in ray.nodes()))\n"
+    )
+    (place.folder / "nodes.py").write_text(code)
+    spec = place.spec(f"exec {sys.executable} {place.folder / 'nodes.py'}")
+
+    async def life() -> None:
+        backend = place.make()
+        placement = Placement(head=head)  # type: ignore[arg-type]
+        assert backend.refusal(ONE, placement) is None
+        await backend.provision(spec, ONE, placement)
+        folder = backend.attempt_dir(spec.submission_id)
+        assert folder is not None
+        await until((folder / "end.json").exists, 120)
+        assert (folder / "driver.log").read_text().strip() == seen
+        await backend.destroy(spec.submission_id)
 
     asyncio.run(life())
