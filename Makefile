@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
 	$(PIP) torch==2.13.0
-	$(PIP) --no-build-isolation -e '.[train,smollm2,serve,postgres,dev]'
+	$(PIP) --no-build-isolation -e '.[train,cluster,smollm2,serve,postgres,dev]'
 	touch $@
 
 e2e: $(INSTALLED)
