@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from corral.engine.device import require
 from corral.engine.rank import Rank
 from corral.engine.sequence_parallel import SequenceParallel
 from corral.errors import ConfigError
@@ -44,7 +45,11 @@ class Parallel:
 
 
 def device_of(rank: Rank) -> torch.device:
-    """This rank's device. Launchers may show a process all devices of its node or only its own."""
+    """This rank's device. Launchers may show a process all devices of its node or only its own.
+
+    Raises ConfigError, with what was looked for, when torch cannot use such a device here.
+    """
+    require(rank.device)
     if rank.device == "cpu":
         return torch.device("cpu")
     count = torch.get_device_module(rank.device).device_count()
@@ -70,7 +75,9 @@ def connect(rank: Rank) -> None:
     if rank.world == 1:
         return
     if rank.device != "cpu":  # of the calling thread, so before the question whether another one has connected
-        torch.get_device_module(rank.device).set_device(device_of(rank))
+        module = torch.get_device_module(rank.device)
+        module.set_device(device_of(rank))
+        module.init()  # a mesh that finds the device type not started would choose a device itself
     if dist.is_initialized():
         return
     dist.init_process_group(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,11 @@ class Platform:
     `visible_devices` is the variable that limits what a process sees (None where processes are logical devices);
     `compute_dtype` is the default of forward and backward. The collective check sends `probe` MiB at first; a pair of
     ranks at or above `fast_enough` MiB/s is never slow, and one below `of_no_use` MiB/s always is.
+
+    `plugin` is the package that teaches torch the device type, made for one minor version of torch each; None: torch
+    knows it. `dtypes` are those the device trains in. `forks_after_import`: a process that has imported torch may be
+    forked. `environment`: variables of a rank, unless they are set; `deterministic`: more of them for a run that has
+    to repeat itself to the bit.
     """
 
     device: str
@@ -24,3 +30,8 @@ class Platform:
     probe: float
     fast_enough: float
     of_no_use: float
+    plugin: str | None = None
+    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
+    forks_after_import: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
+    deterministic: Mapping[str, str] = field(default_factory=dict)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from corral.engine.kernels import sdpa
+from corral.engine.kernels import npu, sdpa
 from corral.engine.kernels.segments import Segments
 
 __all__ = ["Segments", "attend"]
 
-_BY_DEVICE: dict[str, Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]] = {}
+_BY_DEVICE: dict[str, Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]] = {"npu": npu.attend}
 """Device type → its kernel; any other device makes one SDPA call a segment."""
 
 
