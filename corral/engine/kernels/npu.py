@@ -93,7 +93,7 @@ def _refuse(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 @cache
 def _causal_mask(device: torch.device) -> Tensor:
-    """[2048, 2048] bool, true where nothing is seen. Whatever the lengths of the segments, the kernel reads this one."""
+    """[2048, 2048] bool, true where nothing is seen. The kernel reads it for segments of any length."""
     return torch.triu(torch.ones(_MASK, _MASK, dtype=torch.bool, device=device), diagonal=1)
 
 

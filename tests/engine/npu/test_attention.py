@@ -1,4 +1,4 @@
-"""Packed attention through npu_fusion_attention equals the plain oracle and the CPU's own path, forward and backward."""
+"""Packed attention by npu_fusion_attention equals the plain oracle and the CPU's own path, forward and backward."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_under_autocast_all_three_have_its_dtype() -> None:
     assert float((out.double() - oracle(q, k, v, (0, 5, 13), 0.3)).abs().max()) < 3e-2
 
 
-def parts(
+def attend_zeros(
     dtype: torch.dtype = torch.float32, heads: int = 1, size: int = 8, values: int = 8, tokens: int = 2
 ) -> Tensor:
     q = torch.zeros(tokens, heads, size, dtype=dtype)
@@ -96,7 +96,7 @@ def parts(
 )
 def test_limits_are_named(given: dict[str, int], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        parts(**given)  # type: ignore[arg-type]
+        attend_zeros(**given)  # type: ignore[arg-type]
 
 
 def test_mixed_dtypes_are_named() -> None:
