@@ -1,0 +1,253 @@
+"""What agents say in the logs of their Ray jobs, brought to the service's disk.
+
+An agent that cannot reach the service puts its output, its heartbeats and its end record into frames (see
+protocol.frames) of its own output, which Ray keeps. Everything here may be done again at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+from corral.errors import InfraError
+from corral.job.backends import folder as files
+from corral.job.backends.ray_jobs.api import JobsApi
+from corral.job.backends.ray_jobs.raw import RawFiles
+from corral.job.backends.ray_jobs.tail import Tail
+from corral.job.protocol.agent import EndRecord, Heartbeat
+from corral.job.protocol.frames import MARK, Bytes, parse
+
+IDLE = 2.5  # seconds without news after which a log that grows was read to its present end: Ray looks every 1 to 2 s
+FETCH_BOUND = 20.0  # seconds that one fetch may take; what is not there by then comes with the next one
+SETTLE_BOUND = 3.0  # seconds that one look waits for the log of a job that is over
+GIVE_UP = 60.0  # seconds of trying to read the log of a job that is over
+FOLLOW = 60.0  # seconds that a log is followed after it was last asked for
+PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between readings
+WORDS = 20  # last lines of output that are kept for messages
+LONGEST_WORD = 500  # characters of each
+
+log = logging.getLogger("corral.service.ray")
+
+
+class Harvest:
+    """Of all attempts of a service. Its data folder holds one folder for each."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._logs: dict[str, _Log] = {}
+
+    async def fetch(self, api: JobsApi, submission_id: str, watermarks: Mapping[str, int]) -> Heartbeat | None:
+        """See Backend.fetch. Raises InfraError."""
+        job = await api.get(submission_id)
+        its = self._log(api, submission_id) if job is not None else None
+        if job is None or its is None:
+            return None
+        its.stored(watermarks)
+        if job.over:
+            await its.finish(FETCH_BOUND, complete=True)
+        else:
+            await its.catch_up(FETCH_BOUND)
+        return its.news()
+
+    async def settled(self, api: JobsApi, submission_id: str) -> bool:
+        """Of a job that is over: whether all is known that its log says about its end. The end record is on disk then,
+        when there is one. Returns after SETTLE_BOUND at the latest. Raises InfraError when the disk refuses."""
+        its = self._log(api, submission_id)
+        if its is None or self.end_record(submission_id) is not None:
+            return True
+        return await its.finish(SETTLE_BOUND, complete=False)
+
+    def end_record(self, submission_id: str) -> EndRecord | None:
+        """The one on disk."""
+        known = files.split(submission_id)
+        return files.read_end(files.attempt_folder(self._data_dir, *known), *known) if known else None
+
+    def output(self, submission_id: str) -> list[str] | None:
+        """The last lines that the agent printed and that are no frames, as far as they were read; None when the log
+        cannot be read."""
+        its = self._logs.get(submission_id)
+        return None if its is None else its.output()
+
+    async def forget(self, submission_id: str) -> None:
+        """Nothing more is wanted of its log."""
+        if (its := self._logs.pop(submission_id, None)) is not None:
+            await its.close()
+
+    def _log(self, api: JobsApi, submission_id: str) -> _Log | None:
+        """None for a submission that has no folder here."""
+        known = files.split(submission_id)
+        if known is None:
+            return None
+        folder = files.attempt_folder(self._data_dir, *known)
+        if not folder.is_dir():
+            return None
+        its = self._logs.get(submission_id)
+        if its is None or its.api is not api:
+            its = self._logs[submission_id] = _Log(api, submission_id, folder, *known)
+        return its
+
+
+class _Log:
+    """The log of one submission: followed while its job runs and somebody asks, read to its end when that is over."""
+
+    def __init__(self, api: JobsApi, submission_id: str, folder: Path, job_id: str, attempt: int) -> None:
+        self.api, self._submission_id, self._folder = api, submission_id, folder
+        self._job_id, self._attempt = job_id, attempt
+        self._words: deque[str] = deque(maxlen=WORDS)
+        self._raw = RawFiles(folder)
+        self._tail = Tail(api, submission_id, self._take)
+        self._end: EndRecord | None = None
+        self._heard: Heartbeat | None = None
+        self._news = False
+        self._task: asyncio.Task[None] | None = None
+        self._finishing = False
+        self._finished = False  # its job is over, and it was read to its end
+        self._lost = False  # the same, but it could not be read
+        self._moved_at = 0.0
+        self._asked_at = 0.0
+        self._trouble: BaseException | None = None
+
+    def stored(self, watermarks: Mapping[str, int]) -> None:
+        """Raises InfraError when the disk refuses."""
+        try:
+            self._raw.stored(watermarks)
+        except OSError as error:
+            raise _disk(error) from error
+        if self._raw.dropped:
+            self._raw.dropped = False
+            self._finished = False
+            self._tail.start_over()
+
+    def news(self) -> Heartbeat | None:
+        """The newest heartbeat, once."""
+        heard = self._heard if self._news else None
+        self._news = False
+        return heard
+
+    async def catch_up(self, bound: float) -> None:
+        """Read a log that may still grow up to its present end. Raises InfraError when it cannot be read."""
+        self._asked_at = asked = time.monotonic()
+        if self._task is None or self._task.done():
+            self._trouble = None
+            self._moved_at = asked
+            self._task = asyncio.create_task(self._follow(), name=f"log of {self._submission_id}")
+        while time.monotonic() - max(self._moved_at, asked) < IDLE and time.monotonic() - asked < bound:
+            await asyncio.wait({self._task}, timeout=0.1)
+            if self._task.done() or self._trouble is not None:
+                break
+        self._raise_trouble()
+
+    async def finish(self, bound: float, *, complete: bool) -> bool:
+        """Read the log of a job that is over to its end; whether that is done. complete: with all of the output, not
+        just the end record. Raises InfraError when the disk refuses."""
+        if self._finished or self._lost or (self._end is not None and not complete):
+            return True
+        if self._task is None or not self._finishing or self._task.done():
+            await self._cancel()
+            self._finishing, self._trouble = True, None
+            self._task = asyncio.create_task(self._read_out(), name=f"log of {self._submission_id}")
+        until = time.monotonic() + bound
+        while not self._task.done() and time.monotonic() < until:
+            await asyncio.wait({self._task}, timeout=0.05)
+            if self._end is not None and not complete:
+                return True
+        self._raise_trouble()
+        return self._task.done()
+
+    def output(self) -> list[str] | None:
+        return None if self._lost or not self._tail.taken else [*self._words]
+
+    async def close(self) -> None:
+        await self._cancel()
+
+    async def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+
+    def _raise_trouble(self) -> None:
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            raise trouble
+
+    # Reading --------------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        pause = PAUSE
+        while time.monotonic() - self._asked_at < FOLLOW:
+            try:
+                before = self._tail.taken
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(FOLLOW):
+                        await self._tail.once(self._moved)
+                if self._tail.taken == before:
+                    await self._tail.whole()  # a line that is too long for the socket holds up all of it
+                    self._moved()
+                pause = PAUSE if self._tail.taken > before else min(2 * pause, LONGEST_PAUSE)
+            except (InfraError, OSError) as error:
+                self._trouble = error if isinstance(error, InfraError) else _disk(error)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            await asyncio.sleep(pause)
+
+    async def _read_out(self) -> None:
+        """A reading that ended is believed to have been to the end when the frames say so, when it was one answer, or
+        when two of them came to the same length."""
+        until, before = time.monotonic() + GIVE_UP, -1
+        try:
+            while not self._finished and not self._lost:
+                length = await self._tail.once(self._complete)
+                self._finished = self._complete() or 0 < length == before == self._tail.taken
+                if not self._finished:
+                    with contextlib.suppress(InfraError):
+                        await self._tail.whole()
+                        self._finished = True
+                before = length
+                self._lost = not self._finished and time.monotonic() > until
+                if not self._finished:
+                    await asyncio.sleep(PAUSE)
+        except (InfraError, OSError) as error:
+            self._trouble = error if isinstance(error, InfraError) else _disk(error)
+            return
+        if self._lost:
+            log.warning("the log of %s cannot be read", self._submission_id)
+        if last := self._tail.last_line():
+            self._take(last)
+
+    def _moved(self) -> bool:
+        self._moved_at = time.monotonic()
+        return time.monotonic() - self._asked_at > FOLLOW
+
+    def _complete(self) -> bool:
+        return self._end is not None and self._raw.covers(self._end.sources)
+
+    # Lines ----------------------------------------------------------------------------------------------------------
+
+    def _take(self, line: str) -> None:
+        """Raises OSError and InfraError when the disk refuses."""
+        said = parse(line)
+        if isinstance(said, Bytes):
+            self._raw.put(said)
+        elif isinstance(said, Heartbeat):
+            if said.attempt == self._attempt:
+                self._news = self._news or said != self._heard
+                self._heard = said
+        elif isinstance(said, EndRecord):
+            if (said.job_id, said.attempt) == (self._job_id, self._attempt):
+                self._keep(said)
+        elif line.strip() and not line.startswith(MARK):
+            self._words.append(line.strip()[:LONGEST_WORD])
+
+    def _keep(self, record: EndRecord) -> None:
+        self._end = record
+        if files.read_end(self._folder, self._job_id, self._attempt) is None:
+            files.write_private(self._folder / files.END, record.model_dump_json() + "\n")
+
+
+def _disk(error: OSError) -> InfraError:
+    return InfraError(f"what an agent said cannot be kept: {error.strerror or error}; make room in the data folder")
