@@ -13,6 +13,7 @@ from corral.job.agent.lines import Redactor
 from corral.job.agent.link import Backoff, Link, Unanswered
 from corral.job.agent.output import output_files
 from corral.job.agent.progress import is_one_host, standing
+from corral.job.agent.reach import Reach
 from corral.job.protocol.agent import Heartbeat, Orders
 
 INTERVAL = 2.0  # seconds
@@ -26,9 +27,12 @@ Phase = Literal["preflight", "running", "collecting"]
 class Heart(threading.Thread):
     """Beats every INTERVAL seconds and at once when the phase changes. `obey` gets the orders to stop, also again."""
 
-    def __init__(self, attempt: Attempt, redactor: Redactor, obey: Callable[[Orders], None]) -> None:
+    def __init__(
+        self, attempt: Attempt, redactor: Redactor, obey: Callable[[Orders], None], reach: Reach | None = None
+    ) -> None:
         super().__init__(name="heart", daemon=True)
         self._attempt, self._redactor, self._obey = attempt, redactor, obey
+        self._reach = reach or Reach()
         self._link = Link(attempt)
         self._phase: Phase = "preflight"
         self._awake = threading.Event()
@@ -52,11 +56,13 @@ class Heart(threading.Thread):
             try:
                 self._beat()
             except Unanswered as problem:
+                self._reach.failed("heart")
                 if not self._silent:
                     log.warning("heartbeat: %s", problem)
                 self._silent = True
                 backoff.wait()
             else:
+                self._reach.answered("heart")
                 if self._silent:
                     log.info("heartbeat: the service answers again")
                 self._silent = False
@@ -65,7 +71,7 @@ class Heart(threading.Thread):
         self._link.close()
 
     def _beat(self) -> None:
-        status, answer = self._link.call("POST", "heartbeat", self._heartbeat().model_dump_json().encode())
+        status, answer = self._link.call("POST", "heartbeat", self.heartbeat().model_dump_json().encode())
         if status == _GONE:  # the service is at another attempt: this command must not go on beside that one
             self._obey(Orders(stop=True))
         if status != 200:
@@ -77,7 +83,8 @@ class Heart(threading.Thread):
         if orders.stop:
             self._obey(orders)
 
-    def _heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
+        """What it would tell now."""
         ranks = standing(self._attempt.run, is_one_host(os.environ))
         return Heartbeat(
             attempt=self._attempt.spec.attempt,

@@ -109,7 +109,7 @@ class LineReader:
             return length
         for shorter in range(length, length - OVERLAP, -1):
             before, after = (
-                _without_controls(part.decode("utf-8", "replace"))
+                without_controls(part.decode("utf-8", "replace"))
                 for part in (line[shorter - OVERLAP : shorter], line[shorter : shorter + OVERLAP])
             )
             whole = self._redactor(before + after)
@@ -121,12 +121,13 @@ class LineReader:
         text = raw.decode("utf-8", "replace")
         if not text.isprintable():
             if "\r" in text:
-                text = next((state for state in reversed(text.split("\r")) if _without_controls(state).strip()), "")
-            text = _without_controls(text)
+                text = next((state for state in reversed(text.split("\r")) if without_controls(state).strip()), "")
+            text = without_controls(text)
         return text if self._redactor is None else self._redactor(text)
 
 
-def _without_controls(text: str) -> str:
+def without_controls(text: str) -> str:
+    """What a terminal would show of it, in one line."""
     if "\x1b" in text or "\x9b" in text:
         text = _ANSI.sub("", text)
     return text.translate(_CONTROLS)

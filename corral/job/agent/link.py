@@ -6,11 +6,13 @@ import http.client
 import random
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from urllib.parse import urlsplit
 
 from corral.job.agent.attempt import Attempt
 
 TIMEOUT = 5.0  # seconds the service may be silent
+LONG_TIMEOUT = 60.0  # the same where it has a whole archive to read or to write
 IDLE = 3.0  # seconds after which a connection is not used again: the other side may be about to close it
 LONGEST_ANSWER = 4 << 20
 FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0  # seconds between tries
@@ -38,24 +40,69 @@ class Link:
 
     def call(self, method: str, what: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of the answer. `what`: the end of the path, such as `logs`. Raises Unanswered."""
+        try:
+            answer = self._request(method, what, body)
+            content = answer.read(LONGEST_ANSWER)
+            if not answer.isclosed():  # the rest of a giant answer
+                self.close()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from None
+        self._used = time.monotonic()
+        return answer.status, content
+
+    def download(self, what: str, limit: int) -> Iterator[bytes]:
+        """The body of a GET, in pieces. Raises Unanswered, also for another status than 200, for more than `limit`
+        bytes, and for a body that ended before its time."""
+        self.close()
+        try:
+            answer = self._request("GET", what, None)
+            while piece := answer.read(1 << 20) if answer.status == 200 else b"":
+                limit -= len(piece)
+                if limit < 0:
+                    raise http.client.HTTPException("the answer is too large")
+                yield piece
+            if answer.status == 200 and answer.length:
+                raise http.client.IncompleteRead(b"", answer.length)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from None
+        finally:
+            self.close()
+        if answer.status != 200:
+            raise Unanswered(f"status {answer.status}", answer.status)
+
+    def upload(self, what: str, pieces: Iterable[bytes]) -> int:
+        """Status of a PUT of a body of unknown length. Raises Unanswered."""
+        self.close()
+        try:
+            answer = self._request("PUT", what, pieces, LONG_TIMEOUT)
+            answer.read(LONGEST_ANSWER)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._broken(error) from None
+        finally:
+            self.close()
+        return answer.status
+
+    def _request(
+        self, method: str, what: str, body: bytes | Iterable[bytes] | None, timeout: float = TIMEOUT
+    ) -> http.client.HTTPResponse:
         if self._connection is None or time.monotonic() - self._used > IDLE:
             self.close()
             self._connect()
         connection = self._connection
         assert connection is not None
+        connection.timeout = timeout
         spec = self._attempt.spec
         headers = {"Authorization": f"Bearer {spec.token}", "Content-Type": "application/json"}
-        try:
-            connection.request(method, f"{self._prefix}/api/v1/agent/{spec.job_id}/{what}", body, headers)
-            answer = connection.getresponse()
-            content = answer.read(LONGEST_ANSWER)
-            if not answer.isclosed():  # the rest of a giant answer
-                self.close()
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            raise Unanswered(f"{type(error).__name__}: {error}") from None
-        self._used = time.monotonic()
-        return answer.status, content
+        streamed = body is not None and not isinstance(body, bytes)
+        if streamed:
+            headers |= {"Transfer-Encoding": "chunked", "Content-Type": "application/gzip"}
+        path = f"{self._prefix}/api/v1/agent/{spec.job_id}/{what}"
+        connection.request(method, path, body, headers, encode_chunked=streamed)
+        return connection.getresponse()
+
+    def _broken(self, error: OSError | http.client.HTTPException) -> Unanswered:
+        self.close()
+        return Unanswered(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         if self._connection is not None:

@@ -17,10 +17,12 @@ from typing import Any
 from corral.errors import ConfigError, CorralError, InfraError
 from corral.job.agent import preflight, source
 from corral.job.agent.attempt import Attempt
+from corral.job.agent.away import Away
 from corral.job.agent.command import Command
 from corral.job.agent.heart import Heart
 from corral.job.agent.link import Backoff, Link, Unanswered
 from corral.job.agent.output import output_files
+from corral.job.agent.reach import Reach
 from corral.job.agent.scan import Scanner
 from corral.job.agent.ship import Shipper
 from corral.job.core.redact import Redactor
@@ -39,16 +41,17 @@ _UNSEEN = ("CORRAL_TOKEN", "CORRAL_TOKEN_FILE", "SUBMITTER_TOKEN")  # of whoever
 log = logging.getLogger(__name__)
 
 
-def run(folder: Path) -> int:
+def run(folder: Path, away: bool = False) -> int:
     """Run the attempt in `folder`; the exit code is that of its command, 78, 126 or 127 when it could not start.
 
+    away: on nodes that do not see the service's disk.
     Raises InfraError when there is no attempt, or another agent runs it.
     """
     attempt = Attempt.load(folder)
     redactor = Redactor([*attempt.spec.secrets.values(), attempt.spec.token])
     lock = _log_to(attempt.folder / "agent.log", redactor)
     try:
-        return _Agent(attempt, redactor).run()
+        return _Agent(attempt, redactor, away).run()
     finally:
         logging.shutdown()
         os.close(lock)
@@ -57,10 +60,13 @@ def run(folder: Path) -> int:
 class _Agent:
     """States: preflight → running → collecting → over. `end.json` is written on the way into collecting."""
 
-    def __init__(self, attempt: Attempt, redactor: Redactor) -> None:
+    def __init__(self, attempt: Attempt, redactor: Redactor, away: bool) -> None:
         self._attempt, self._redactor = attempt, redactor
-        self._heart = Heart(attempt, redactor, self._obey)
-        self._shipper = Shipper(attempt, redactor, PATIENCE)
+        reach = Reach()
+        self._heart = Heart(attempt, redactor, self._obey, reach)
+        self._shipper = Shipper(attempt, redactor, PATIENCE, reach)
+        self._away = Away(attempt, redactor, reach, self._heart, self._shipper) if away else None
+        self._signal_grace = self._away.signal_grace if self._away else SIGNAL_GRACE
         self._command: Command | None = None
         self._grace: float | None = None  # somebody wants the command to end
         self._told = False  # by a signal
@@ -71,15 +77,23 @@ class _Agent:
         record = self._attempt.read_end()  # of an earlier agent, which did not get to deliver it
         code = _exit_code(record) if record else 0
         self._heart.start()
+        if self._away:
+            self._away.begin()
         if record is None:
             record, code = self._work()
+            if self._away:
+                self._away.end(record, self._told)
             try:
                 self._attempt.write_end(record)
             except OSError as error:
                 log.error("cannot write end.json: %s", error)
             log.info("ended: %s", record.model_dump_json())
+        elif self._away:
+            self._away.end(record, self._told)
         self._heart.tell("collecting")
-        self._deliver(record)
+        delivered = self._deliver(record)
+        if self._away:
+            self._away.finish(delivered, self._told)
         self._heart.close()
         return code
 
@@ -98,6 +112,8 @@ class _Agent:
             scanner.step(TICK)
         log.info("the command ended with %d", code)
         trouble = command.sweep()
+        if self._away:
+            self._away.collect(self._told)
         found = scanner.finish(HASTY_SCAN_BOUND if self._told else SCAN_BOUND) if code else None
         record = self._record(started).model_copy(
             update={
@@ -114,6 +130,8 @@ class _Agent:
             raise InfraError("the agent of this attempt was lost while its command ran")
         self._attempt.reserve()
         source.prepare(self._attempt)
+        if self._away:
+            self._away.prepare()
         self._check_nodes()
         if self._grace is not None:
             raise InfraError("stopped before the command started")
@@ -177,7 +195,7 @@ class _Agent:
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         self._shipper.hurry(0.0 if self._told else IMPATIENCE)
         self._told = True
-        self._stop(SIGNAL_GRACE)
+        self._stop(self._signal_grace)
 
     def _stop(self, grace: float) -> None:
         self._grace = grace if self._grace is None else min(grace, self._grace)
@@ -186,8 +204,10 @@ class _Agent:
 
     # Delivery -------------------------------------------------------------------------------------------------------
 
-    def _deliver(self, record: EndRecord) -> None:
-        """Everything is on the disk by now: whatever fails here, the service finds it there.
+    def _deliver(self, record: EndRecord) -> bool:
+        """Whether the service has all of the output and the end record.
+
+        Everything is on the disk by now: whatever fails here, the service finds it there, or what was said aside.
 
         A service that stopped answering while output was sent gets one more try with the end record.
         """
@@ -198,6 +218,7 @@ class _Agent:
         link, backoff = Link(self._attempt), Backoff(threading.Event())
         began = time.monotonic()
         body = record.model_dump_json().encode()
+        accepted = False
         while True:
             try:
                 status, _ = link.call("POST", "end", body)
@@ -205,12 +226,14 @@ class _Agent:
                 log.warning("end record: %s", problem)
             else:
                 log.info("end record: status %d", status)
-                if status in (200, 204) or status in _REFUSED:
+                accepted = status in (200, 204)
+                if accepted or status in _REFUSED:
                     break
             if not complete or time.monotonic() - began > (IMPATIENCE if self._told else PATIENCE):
                 break
             backoff.wait()
         link.close()
+        return complete and accepted
 
 
 def environment(attempt: Attempt, environ: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from corral.job.agent.lines import Redactor
 from corral.job.agent.link import Backoff, Link, Unanswered
 from corral.job.agent.outgoing import Outgoing
 from corral.job.agent.output import output_files
+from corral.job.agent.reach import Reach
 from corral.job.protocol.agent import LogBatch, LogChunk, Watermarks
 
 BATCH_LINES, BATCH_BYTES, BATCH_CHUNKS = 2000, 1 << 20, 64
@@ -31,9 +32,11 @@ class Shipper(threading.Thread):
     the answer was lost is not sent again.
     """
 
-    def __init__(self, attempt: Attempt, redactor: Redactor, patience: float) -> None:
+    def __init__(self, attempt: Attempt, redactor: Redactor, patience: float, reach: Reach | None = None) -> None:
         super().__init__(name="ship", daemon=True)
         self._attempt, self._redactor = attempt, redactor
+        self._reach = reach or Reach()
+        self.stored: dict[str, int] = {}  # source → bytes that the service said it has
         self._link = Link(attempt)
         self._awake = threading.Event()
         self._ending = False
@@ -120,6 +123,8 @@ class Shipper(threading.Thread):
     def _ask(self) -> None:
         path = f"watermarks?attempt={self._attempt.spec.attempt}"
         self._known = self._watermarks(*self._link.call("GET", path))
+        self.stored = dict(self._known)
+        self._reach.answered("ship")
         log.info("the service has %s", self._known)
         for name, source in self._sources.items():
             source.restart(self._known.get(name, 0))
@@ -136,7 +141,9 @@ class Shipper(threading.Thread):
             if watermarks.get(chunk.source) != chunk.end:
                 raise Unanswered(f"{chunk.source} is at {watermarks.get(chunk.source)}, not {chunk.end}", status)
             self._sources[chunk.source].stored(chunk.end)
+            self.stored[chunk.source] = chunk.end
         self._heard, self._refusals = time.monotonic(), 0
+        self._reach.answered("ship")
 
     def _smaller(self) -> bool:
         """Halve the batches; False when they cannot get smaller."""
@@ -152,6 +159,7 @@ class Shipper(threading.Thread):
             raise Unanswered("the answer holds no watermarks", status) from None
 
     def _doubt(self, problem: Unanswered) -> None:
+        self._reach.failed("ship")
         if self._known is not None:
             log.warning("sending output: %s", problem)
         self._known = None

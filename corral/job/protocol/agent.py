@@ -7,8 +7,9 @@ import binascii
 import hashlib
 import json
 import zlib
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -68,7 +69,7 @@ class Boarding(BaseModel):
     root: str
     join: bool
     secret_env: list[str] = Field(default_factory=list)
-    patience: float = Field(120.0, gt=0)
+    patience: float = Field(default=120.0, gt=0)
     protocol: int = PROTOCOL
     version: str = __version__
 
@@ -78,25 +79,34 @@ class Boarding(BaseModel):
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """Raises InfraError for what no service wrote, ConfigError for what a service of another protocol wrote."""
+        """Raises InfraError for what no service wrote, Misfit for what a service of another protocol wrote."""
         try:
-            unpacker = zlib.decompressobj()
-            fields = json.loads(unpacker.decompress(base64.b64decode(text, validate=True), _LARGEST_BOARDING))
+            fields = json.loads(
+                zlib.decompressobj().decompress(base64.b64decode(text, validate=True), _LARGEST_BOARDING)
+            )
             version, protocol = fields["version"], fields["protocol"]
         except (zlib.error, binascii.Error, ValueError, KeyError, TypeError):
             raise InfraError(f"{BOARDING} holds nothing that a service wrote") from None
         if protocol != PROTOCOL:
-            raise ConfigError(misfit(version, protocol))
+            raise Misfit(version, protocol, fields)
         try:
             return cls.model_validate(fields)
         except ValidationError:  # without the values
-            raise ConfigError(misfit(version, protocol)) from None
+            raise Misfit(version, protocol, fields) from None
 
 
-def misfit(version: object, protocol: object) -> str:
-    """Of a service that this agent does not understand."""
+class Misfit(ConfigError):
+    """Service and agent do not understand each other. boarding: as it was written."""
+
+    def __init__(self, version: object, protocol: object, boarding: Mapping[str, Any]) -> None:
+        super().__init__(misfit(__version__, PROTOCOL, version, protocol))
+        self.boarding = boarding
+
+
+def misfit(image: object, image_protocol: object, service: object, service_protocol: object) -> str:
+    """One line about versions that do not fit."""
     return (
-        f"the image has corral {__version__} (agent protocol {PROTOCOL}), the service {version} ({protocol}); "
+        f"the image has corral {image} (agent protocol {image_protocol}), the service {service} ({service_protocol}); "
         "use an image with the version of the service"
     )
 
@@ -108,7 +118,7 @@ class Join(BaseModel):
 
     attempt: int
     protocol: int = PROTOCOL
-    version: str = Field(__version__, max_length=64)
+    version: str = Field(default=__version__, max_length=64)
 
 
 class Joined(BaseModel):
