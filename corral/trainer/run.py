@@ -18,6 +18,7 @@ from corral.config.plan import Plan
 from corral.data.loader import PromptLoader
 from corral.data.prompts import PromptDataset
 from corral.data.tokenizer import load_tokenizer
+from corral.engine.device import require
 from corral.errors import ConfigError, DataError, InfraError
 from corral.rewards.pool import RewardPool
 from corral.rewards.registry import scorer_for
@@ -66,6 +67,8 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run | None]:
     None, with nothing started or written: it goes on from a checkpoint at its last step or beyond.
     """
     sink = sink_for(os.environ)
+    if plan.topology.ray_address is None:  # on a cluster it is the nodes that need the devices
+        require(plan.topology.device, plan.topology.devices_per_node)
     # A user's own estimator or loss that cannot be imported should not cost the start of the workers.
     chosen = estimator(plan.algorithm.adv_estimator)
     policy_loss(plan.actor_update.loss_mode, plan.algorithm.rollout_correction)

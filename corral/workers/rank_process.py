@@ -20,6 +20,7 @@ from typing import Any
 
 from corral.engine.rank import Rank
 from corral.errors import CorralError
+from corral.platform import platform
 from corral.workers import messages
 from corral.workers.logs import rank_log
 from corral.workers.messages import Failure, RankSpec, WorkerSpec
@@ -42,6 +43,8 @@ def run(spec: RankSpec, worker: WorkerSpec, connection: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(spec.env)
     rank, run_dir = spec.rank, Path(spec.run_dir)
+    for name, value in platform(rank.device).environment.items():
+        os.environ.setdefault(name, value)
     redirect_output(rank_log(run_dir, rank.node, rank.rank))
     faulthandler.enable()  # a segfault leaves the Python stack in the log
     progress = Progress(run_dir, rank.node, rank.rank)
