@@ -107,7 +107,7 @@ class JobsApi:
 
     async def version(self) -> dict[str, Any]:
         """ray_version, session_name and others; another session is another start of the head."""
-        return _mapping(await self._json("GET", "/api/version"))
+        return dict(_mapping(await self._json("GET", "/api/version")))
 
     async def submit(self, submission: Submission) -> None:
         """Start the job, unless one of this id is there already: then that is it.
@@ -194,7 +194,7 @@ class JobsApi:
                 close_timeout=1.0,
                 max_size=LARGEST_MESSAGE,
                 compression=None,
-                **({"ssl": self._tls} if self._tls is not None and address.startswith("wss:") else {}),
+                ssl=(self._tls or ssl.create_default_context()) if address.startswith("wss:") else None,
             ) as socket:
                 async for message in socket:
                     if isinstance(message, str):

@@ -13,11 +13,15 @@ from corral.job.backends.base import Observation, Placement, Presence
 from corral.job.backends.ray_jobs.api import PENDING, RayJob, RayNode, Submission
 from corral.job.backends.ray_jobs.errors import fate_of, said
 from corral.job.backends.ray_jobs.harvest import Harvest
-from corral.job.protocol.agent import BOARDING, TOKEN, AgentSpec, Boarding
+from corral.job.protocol.agent import BOARDING as AGENT_BOARDING
+from corral.job.protocol.agent import TOKEN as AGENT_TOKEN
+from corral.job.protocol.agent import AgentSpec, Boarding
 from corral.job.protocol.submit import Resources
 from corral.job.service.settings import Settings
 
 __all__ = [
+    "AGENT_BOARDING",
+    "AGENT_TOKEN",
     "SERVICE",
     "Harvest",
     "boarding_of",
@@ -86,7 +90,7 @@ def submission_of(
     """
     env = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)}
     if agent_env:
-        env |= {TOKEN: spec.token, BOARDING: boarding_of(spec, settings, secret_env)}
+        env |= {AGENT_TOKEN: spec.token, AGENT_BOARDING: boarding_of(spec, settings, secret_env)}
     return Submission(spec.submission_id, entrypoint(settings), env, metadata_of(spec, settings, placement))
 
 
