@@ -66,21 +66,6 @@ def to_yaml(found: dict[str, Any]) -> str:
     return note + text
 
 
-def secret_of(
-    submission_id: str, owner: str, token: str, boarding: str, ray_token: str | None = None
-) -> dict[str, Any]:
-    """The Secret that the containers of manifest() read. ray_token: of Ray's own authentication, where that is on."""
-    values = {pods.TOKEN_KEY: token, pods.BOARDING_KEY: boarding}
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": submission_id, "labels": _labels(submission_id, owner)},
-        "type": "Opaque",
-        "immutable": True,
-        "stringData": values if ray_token is None else values | {pods.RAY_TOKEN_KEY: ray_token},
-    }
-
-
 def asked_of(submission_id: str, resources: Resources, placement: Placement, settings: Settings) -> pods.Asked:
     """All that decides what the pods are like. Raises ConfigError."""
     profile = profile_of(placement.profile, resources.kind, settings)

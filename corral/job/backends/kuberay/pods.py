@@ -9,10 +9,10 @@ from corral.errors import ConfigError
 from corral.job.backends.base import Placement
 from corral.job.backends.kuberay import model as k8s
 from corral.job.backends.profile import Mount, NodeProfile
+from corral.job.protocol.agent import BOARDING, TOKEN
 from corral.job.service.settings import Nodes, Settings
 
-TOKEN, BOARDING = "CORRAL_AGENT_TOKEN", "CORRAL_AGENT_BOARDING"
-TOKEN_KEY, BOARDING_KEY, RAY_TOKEN_KEY = "token", "boarding", "auth_token"
+RAY_TOKEN_KEY = "auth_token"  # in the submission's Secret, where the Ray clusters ask for a token
 SUBMISSION, PART = "corral.dev/submission", "corral.dev/part"
 STOP_SECONDS = 120  # Ray's default of 3 is too short for a command that saves its state when it is told to end
 SHM, AGENT = "shm", "agent"
@@ -64,11 +64,9 @@ class Asked:
 
 
 def head(asked: Asked) -> k8s.PodTemplate:
-    """The pod of Ray's head: one of the nodes, or one without devices."""
-    env = [
-        k8s.EnvVar(name=name, value_from=_secret(asked.submission_id, key))
-        for name, key in ((TOKEN, TOKEN_KEY), (BOARDING, BOARDING_KEY))
-    ]
+    """The pod of Ray's head: one of the nodes, or one without devices. What its agent is told is in the Secret of the
+    submission's name, under the names of the variables."""
+    env = [k8s.EnvVar(name=name, value_from=_secret(asked.submission_id, name)) for name in (TOKEN, BOARDING)]
     if asked.placement.head == "shared":
         return _template(asked, "ray-head", asked.node, asked.devices, env)
     own = asked.profile.head
