@@ -61,6 +61,14 @@ def notices(plan: Plan) -> list[str]:
         out.append(
             "offload: on cpu parameters and optimizer state are in host memory already, so offloading moves nothing"
         )
+    slow = [e.role for e in engines if e.compute_dtype not in ("bfloat16", "float16") and e.attention != "sdpa"]
+    if plan.topology.device == "cuda" and slow:
+        out.append(
+            f"{', '.join(slow)}: the variable-length attention kernels of cuda are in half precision only; in another "
+            "dtype every segment is a call of its own, which is slow"
+        )
+    if plan.topology.device == "npu":
+        out.append("npu: this path has been tested without a device only; docs/ascend.md says how")
     for trained, update in ((plan.actor, plan.actor_update), (plan.critic, plan.critic_update)):
         samples = update.mini_batch_prompts * plan.rollout.sampling.n if update else 0
         if trained and samples < trained.dp:

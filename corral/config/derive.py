@@ -110,6 +110,7 @@ def _rollout(config: Config, where: Topology, actor: EnginePlan, notices: list[s
         sampling=_sampling(rollout),
         val_sampling=_sampling(rollout.val_kwargs),
         probe_tolerance=_PROBE_TOLERANCE[actor.compute_dtype] if tolerance is None else tolerance,
+        graphs=where.device == "cuda" and not rollout.enforce_eager,
     )
 
 
@@ -194,6 +195,7 @@ def _trainer(config: Config, environ: Mapping[str, str], *, has_critic: bool) ->
         rollout_data_dir=local_path(trainer.rollout_data_dir) if trainer.rollout_data_dir else None,
         cluster_wait=trainer.cluster_wait,
         record_phases=trainer.record_phases,
+        full_determinism=trainer.full_determinism,
         collective_check=trainer.collective_check,
         save_contents=tuple(config.actor_rollout_ref.actor.checkpoint.save_contents),
         resume_mode=trainer.resume_mode,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from corral.config import names
 from corral.config.names import dtype
 from corral.config.paths import local_path
 from corral.config.plan import EnginePlan, MicroBatches, Model, Optimizer, Topology
@@ -29,7 +30,7 @@ def actor_engine(config: Config, where: Topology) -> EnginePlan:
         where,
         sp=actor.ulysses_sequence_parallel_size,
         fsdp=actor.fsdp_config,
-        model=_model(config.actor_rollout_ref.model),
+        section=config.actor_rollout_ref.model,
         infer=_log_prob_batches(config),
         train=_batches(
             f"{_ACTOR}.use_dynamic_bsz",
@@ -65,7 +66,7 @@ def critic_engine(config: Config, where: Topology) -> EnginePlan:
         where,
         sp=sp,
         fsdp=critic.fsdp,
-        model=_model(critic.model),
+        section=critic.model,
         train=_batches(
             "critic.use_dynamic_bsz",
             critic.use_dynamic_bsz,
@@ -95,7 +96,7 @@ def ref_engine(config: Config, where: Topology) -> EnginePlan:
         where,
         sp=sp,
         fsdp=ref.fsdp_config,
-        model=_model(config.actor_rollout_ref.model),
+        section=config.actor_rollout_ref.model,
         infer=_batches(
             f"{_REF}.log_prob_use_dynamic_bsz",
             ref.log_prob_use_dynamic_bsz,
@@ -114,7 +115,7 @@ def _engine(
     *,
     sp: int,
     fsdp: Fsdp,
-    model: Model,
+    section: ModelSection,
     infer: MicroBatches,
     train: MicroBatches | None = None,
     optim: Optimizer | None = None,
@@ -124,13 +125,21 @@ def _engine(
             f"{block}.ulysses_sequence_parallel_size={sp} does not divide the world of {where.world} ranks "
             f"({where.nnodes} nodes × {where.devices_per_node} devices); use one of {_divisors(where.world)}"
         )
-    compute = platform(where.device).compute_dtype if fsdp.dtype is None else dtype(f"{fsdp_block}.dtype", fsdp.dtype)
+    facts = platform(where.device)
+    compute = facts.compute_dtype if fsdp.dtype is None else dtype(f"{fsdp_block}.dtype", fsdp.dtype)
+    master = dtype(f"{fsdp_block}.model_dtype", fsdp.model_dtype)
+    for name, chosen in (("dtype", compute), ("model_dtype", master)):
+        if chosen not in facts.dtypes:
+            raise ConfigError(
+                f"{fsdp_block}.{name}={chosen}: {where.device} trains in {' or '.join(facts.dtypes)}; float64 is for "
+                "checks, on cpu or cuda"
+            )
     return EnginePlan(
         role=role,
-        model=model,
+        model=_model(section, where.device),
         sp=sp,
         dp=where.world // sp,
-        master_dtype=dtype(f"{fsdp_block}.model_dtype", fsdp.model_dtype),
+        master_dtype=master,
         compute_dtype=compute,
         param_offload=fsdp.param_offload,
         optimizer_offload=fsdp.optimizer_offload if isinstance(fsdp, TrainedFsdp) else False,
@@ -140,7 +149,21 @@ def _engine(
         infer=infer,
         train=train,
         optim=optim,
+        attention=_attention(section, where.device),
     )
+
+
+def _attention(model: ModelSection, device: str) -> str:
+    """Which kernel attends: of the familiar names those that cuda has; other devices have one kernel each."""
+    name = model.override_config.get("attn_implementation")
+    if device != "cuda" or name is None:
+        return "auto"
+    if name not in names.ATTENTION:
+        raise ConfigError(
+            f"override_config.attn_implementation={name!r} is not one of {', '.join(names.ATTENTION)} on cuda; leave it "
+            "out for PyTorch's variable-length kernel"
+        )
+    return str(name)
 
 
 def _batches(flag_key: str, dynamic: bool, samples_key: str, samples: int | None, token_budget: int) -> MicroBatches:
@@ -165,16 +188,17 @@ def _optimizer(optim: Optim) -> Optimizer:
     )
 
 
-def _model(model: ModelSection) -> Model:
+def _model(model: ModelSection, device: str) -> Model:
     path = str(model.path)  # checked before: never null here
     override: dict[str, Any] = dict(model.override_config)
-    override.pop("attn_implementation", None)  # reported as unused: attention is plugged in by the engine
+    override.pop("attn_implementation", None)  # attention is plugged in by the engine; cuda has a choice of kernels
     return Model(
         path=local_path(path),
         tokenizer_path=local_path(model.tokenizer_path or path),
         trust_remote_code=model.trust_remote_code,
         override_config=override,
         gradient_checkpointing=model.enable_gradient_checkpointing,
+        fused_modules=model.fused_modules and device == "npu",
     )
 
 

@@ -27,6 +27,9 @@ class Loss:
     aggregation: str | None = None
 
 
+ATTENTION = {"flash_attention_2": "flash-attn", "sdpa": "one SDPA call a segment"}
+"""override_config.attn_implementation on cuda → what computes it."""
+
 _NORM = "norm_adv_by_std_in_grpo"
 ESTIMATORS: dict[str, Estimator] = {
     "gae": Estimator(("gamma", "lam"), critic=True),

@@ -59,6 +59,7 @@ class Model(Recorded):
     trust_remote_code: bool
     override_config: dict[str, Any]
     gradient_checkpointing: bool
+    fused_modules: bool = False  # norms, SwiGLU and rotary embedding by the device's own fused kernels
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class EnginePlan(Recorded):
     infer: MicroBatches
     train: MicroBatches | None = None  # None: never trained
     optim: Optimizer | None = None
+    attention: str = "auto"  # the kernel of the device; for cuda also flash_attention_2 (flash-attn) | sdpa
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ class RolloutPlan(Recorded):
     sampling: Sampling
     val_sampling: Sampling
     probe_tolerance: float  # largest log-prob gap between trainer and engine after a weight update
+    graphs: bool = False  # the decode step is captured as device graphs
 
 
 @dataclass(frozen=True)
@@ -289,6 +292,7 @@ class TrainerPlan(Recorded):
     val_cost_rows: int  # a validation set above this many rows prints its estimated cost first (cpu)
     rollout_data_dir: str | None
     cluster_wait: float  # seconds to wait for the nodes and devices of a cluster that is joined
+    full_determinism: bool = False  # deterministic kernels and collectives, in every rank
     collective_check: bool = True  # before the models load, in a world of more than one rank
     record_phases: str = "none"  # none | summary | full: what each step leaves in phases/
     save_contents: tuple[str, ...] = ("model", "optimizer", "extra")  # and hf_model

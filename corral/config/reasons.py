@@ -23,7 +23,6 @@ VLLM_ONLY = tuple(
         "gpu_memory_utilization",
         "enable_chunked_prefill",
         "enable_prefix_caching",
-        "enforce_eager",
         "free_cache_engine",
         "max_num_batched_tokens",
         "max_model_len",
@@ -92,6 +91,8 @@ def _generation(plan: Plan) -> dict[str, str]:
     out = dict.fromkeys(VLLM_ONLY, "an option of vllm; the native engine generates")
     out[f"{_ROLLOUT}.dtype"] = "the native engine decodes in the actor's compute dtype"
     out[f"{_ROLLOUT}.calculate_log_probs"] = "the native engine always records log-probs"
+    if plan.topology.device != "cuda":
+        out[f"{_ROLLOUT}.enforce_eager"] = "the native engine has device graphs on cuda only"
     if plan.rollout.requested == plan.rollout.name:
         out[f"{_ROLLOUT}.fallback"] = "the requested engine runs"
     if plan.rollout.sampling.greedy:
@@ -126,8 +127,14 @@ def _update(values: Values, plan: Plan) -> dict[str, str]:
             out[f"{role}.optim.min_lr_ratio"] = "a constant schedule does not decay"
         if values[f"{role}.optim.lr_scheduler_type"] != "cosine":
             out[f"{role}.optim.num_cycles"] = "only a cosine schedule has cycles"
-    for block in ("actor_rollout_ref.model", "critic.model"):
-        out[f"{block}.override_config.attn_implementation"] = "attention is plugged in by the engine"
+    if plan.topology.device != "cuda":
+        for block in ("actor_rollout_ref.model", "critic.model"):
+            out[f"{block}.override_config.attn_implementation"] = (
+                f"attention is plugged in by the engine, which has one kernel on {plan.topology.device}"
+            )
+    if plan.topology.device != "npu":
+        for block in ("actor_rollout_ref.model", "critic.model"):
+            out[f"{block}.fused_modules"] = "kernels of npu alone"
     out["critic.fsdp.use_torch_compile"] = "the critic computes no log-probs, which is what is compiled"
     out["actor_rollout_ref.actor.fsdp_config.seed"] = "the actor has no newly initialised weights"
     out[f"{_REF}.fsdp_config.seed"] = "the reference has no newly initialised weights"

@@ -133,7 +133,9 @@ def _engine(engine: EnginePlan) -> str:
         f"SP {engine.sp}, DP {engine.dp}",
         f"micro-batch: {batches}",
         f"{engine.compute_dtype} on {engine.master_dtype} weights",
+        f"attention by {names.ATTENTION[engine.attention]}" if engine.attention != "auto" else "",
         f"offload {offloaded}" if offloaded else "",
+        "fused modules" if engine.model.fused_modules else "",
         "compiled" if engine.use_torch_compile else "",
     ]
     return "; ".join(part for part in parts if part)
@@ -179,7 +181,7 @@ def _generation(plan: Plan) -> list[Row]:
         (
             "rollout",
             f"{rollout.name}, {_count(rollout.replicas, 'replica')}, up to {_count(rollout.max_num_seqs, 'sequence')} "
-            f"each, seed {rollout.seed}, {_sampling(rollout.sampling)}",
+            f"each, seed {rollout.seed}, {_sampling(rollout.sampling)}{', device graphs' * rollout.graphs}",
         )
     ]
     if skip.enable:

@@ -44,6 +44,7 @@ class PackedAttention:
 
     cu_seqlens: tuple[int, ...]
     sp: SequenceParallel | None = None
+    kernel: kernels.Attend = kernels.attend
 
     @cached_property
     def segments(self) -> kernels.Segments:
@@ -53,7 +54,7 @@ class PackedAttention:
         if self.sp is not None:
             q, k, v = self.sp.to_heads(q, k, v)
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
-        out = kernels.attend(q, k, v, self.segments, scaling)
+        out = self.kernel(q, k, v, self.segments, scaling)
         if self.sp is not None:
             return self.sp.to_sequence(out.transpose(0, 1)[None])
         return out[None]

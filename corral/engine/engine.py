@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from corral.batch import Batch
 from corral.config.plan import EnginePlan
-from corral.engine import checkpoint
+from corral.engine import checkpoint, kernels
 from corral.engine.attention import CONTEXT, PackedAttention
 from corral.engine.distributed import device_of, parallel
 from corral.engine.export import full_tensor, full_weights, own_tensors, write_folder
@@ -70,6 +70,7 @@ class Engine:
         self.horizon = horizon
         self.parallel = parallel(rank, plan.sp)
         self.device = device_of(rank)
+        self._attend = kernels.kernel(self.device.type, plan.attention)
         self.module = shard(build_model(plan, rank), plan, self.parallel, self.device)
         self.optimizer = None if plan.optim is None else adamw(self.module.parameters(), plan.optim)
         self.iteration = 0
@@ -132,7 +133,7 @@ class Engine:
             "input_ids": row.input_ids,
             "position_ids": row.position_ids,
             "use_cache": False,
-            CONTEXT: PackedAttention(row.cu_seqlens, at.sequence),
+            CONTEXT: PackedAttention(row.cu_seqlens, at.sequence, self._attend),
         }
         with autocast(self.plan, self.device, at):
             if self.plan.role == "critic":

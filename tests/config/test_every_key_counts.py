@@ -84,7 +84,7 @@ RUNS = {
 """Runs between which every key that can have an effect has one."""
 CLUSTER = {"RAY_ADDRESS": "head:6379"}
 
-VLLM = "gpu_memory_utilization enable_chunked_prefill enable_prefix_caching enforce_eager free_cache_engine"
+VLLM = "gpu_memory_utilization enable_chunked_prefill enable_prefix_caching free_cache_engine"
 VLLM += " max_num_batched_tokens max_model_len load_format dtype engine_kwargs calculate_log_probs"
 REPORTED = {
     *(f"{ROLLOUT}.{name}" for name in VLLM.split()),
@@ -180,6 +180,7 @@ def test_reasons_name_keys_that_exist(base):
         (f"{ACTOR}.optim.min_lr_ratio", "0.1", [], "constant"),
         (f"{ACTOR}.optim.num_cycles", "1", [f"{ACTOR}.optim.lr_scheduler_type=linear"], "cosine"),
         (f"{ARR}.model.override_config.attn_implementation", "eager", [], "engine"),
+        (f"{ROLLOUT}.enforce_eager", "True", [], "cuda only"),
         ("trainer.cluster_wait", "5", [], "RAY_ADDRESS"),
         ("trainer.collective_check", "False", [], "single rank"),
         ("critic.fsdp.use_torch_compile", "True", [], "no log-probs"),

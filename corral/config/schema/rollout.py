@@ -53,7 +53,7 @@ class Rollout(Section):
     gpu_memory_utilization: float = key(0.5, "vLLM: share of device memory.")
     enable_chunked_prefill: bool = key(True, "vLLM: cut long prefills.")
     enable_prefix_caching: bool = key(True, "vLLM: share the cache of equal prefixes.")
-    enforce_eager: bool = key(False, "vLLM: no device graphs.")
+    enforce_eager: bool = key(False, "No device graphs: the decode step is launched kernel by kernel (cuda).")
     free_cache_engine: bool = key(True, "vLLM: free weights and cache while training.")
     max_num_batched_tokens: int = key(8192, "vLLM: tokens of one engine step.", "tokens")
     max_model_len: int | None = key(None, "vLLM: longest sequence.", "tokens")
