@@ -8,16 +8,25 @@ Everything here is level-triggered: an object read twice, late, or after others 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from corral.job.backends.base import Fate, Observation, Presence
+from corral.job.backends.ray_jobs.api import RayJob
+from corral.job.backends.ray_jobs.errors import (
+    AGENT_LOST,
+    HEAD_LOST,
+    NOT_FOUND,
+    NOT_INSTALLED,
+    STOPPED,
+    SUCCEEDED,
+    USER,
+    fate_of,
+    said,
+)
 from corral.job.protocol.states import FailureClass, Status
-
-if TYPE_CHECKING:
-    from corral.job.backends.ray_jobs.api import RayJob
 
 RayJobObject = Mapping[str, Any]
 
@@ -28,14 +37,7 @@ HEAD = "corral.dev/head"
 _INFRA, _CONFIG = FailureClass.INFRA, FailureClass.CONFIG
 _START = Fate(Status.TIMEOUT, "start", FailureClass.TIMEOUT)
 _RUN = Fate(Status.TIMEOUT, "run", FailureClass.TIMEOUT)
-SUCCEEDED = Fate(Status.SUCCEEDED, "exit_code")
-STOPPED = Fate(Status.CANCELLED, "stopped", FailureClass.CANCEL)
-USER = Fate(Status.FAILED, "exit_code", FailureClass.USER)
-HEAD_LOST = Fate(Status.FAILED, "head_lost", _INFRA)
-NOT_FOUND = Fate(Status.NOT_FOUND, "not_found", _INFRA)
-_NO_WORD = Fate(Status.FAILED, "agent_lost", _INFRA)
 
-_TERMINAL = ("SUCCEEDED", "FAILED", "STOPPED")
 # The operator calls it AppFailed when Ray knows nothing of the job any more, or when the head pod is gone.
 _NOT_THE_APP = re.compile(
     r"(?i)head ?pod|head node|submitter.{0,40}(?:finished|completed)|"
@@ -45,7 +47,7 @@ _EXIT_CODE = re.compile(r"\bfailed with exit code (-?\d{1,4})\b")
 
 
 class Answer(StrEnum):
-    """Of the Jobs API, asked about the submission. unknown: it has no such job (404)."""
+    """Of the Jobs API, asked about the submission. silent: it gave none. unknown: it has no such job."""
 
     UNASKED = "unasked"
     SILENT = "silent"
@@ -55,15 +57,18 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Heard:
+    """output: the last lines of the job's output, of one that is over; None: it is not known."""
+
     answer: Answer
     job: RayJob | None = None
+    output: Sequence[str] | None = None
 
 
 UNASKED, SILENT, UNKNOWN = Heard(Answer.UNASKED), Heard(Answer.SILENT), Heard(Answer.UNKNOWN)
 
 
-def known(job: RayJob) -> Heard:
-    return Heard(Answer.KNOWN, job)
+def known(job: RayJob, output: Sequence[str] | None = None) -> Heard:
+    return Heard(Answer.KNOWN, job, output)
 
 
 @dataclass(frozen=True)
@@ -94,14 +99,9 @@ ENDS: tuple[Row, ...] = (
     Row("Failed", Fate(Status.FAILED, "status_check", _INFRA), ("JobStatusCheckTimeoutExceeded",)),
     Row("Complete", SUCCEEDED, job=("SUCCEEDED",)),
     Row("Complete", STOPPED, job=("STOPPED",)),
-    Row("Complete", _NO_WORD),
+    Row("Complete", AGENT_LOST),
     Row("Retrying", Fate(Status.FAILED, "operator_retry", _INFRA)),
 )
-# Ray's error types that are not the infrastructure's.
-_ERROR_TYPES = {
-    "RUNTIME_ENV_SETUP_FAILURE": Fate(Status.FAILED, "runtime_env", _CONFIG),
-    "JOB_ENTRYPOINT_COMMAND_START_ERROR": Fate(Status.FAILED, "entrypoint", _INFRA),
-}
 
 
 def judge(rayjob: RayJobObject, heard: Heard = UNASKED) -> Observation | None:
@@ -117,8 +117,10 @@ def judge(rayjob: RayJobObject, heard: Heard = UNASKED) -> Observation | None:
     if deployment in ("Suspending", "Suspended") and was_given(rayjob):
         return _over(rayjob, Fate(Status.FAILED, "preempted", _INFRA))
     if rayjob.get("metadata", {}).get("deletionTimestamp"):
-        return _over(rayjob, NOT_FOUND, said=f"{name_of(rayjob)} is being deleted, not by Corral")
-    if not submitted(rayjob):
+        return _over(rayjob, NOT_FOUND, why=f"{name_of(rayjob)} is being deleted, not by Corral")
+    if not submitted(rayjob) and heard.job is None:
+        if head_given(rayjob) and heard is UNASKED:
+            return None  # it may have been submitted just before whoever did that was killed
         return _observed(rayjob, Presence.STARTING, _waiting(rayjob, deployment))
     return None if heard is UNASKED else _running(rayjob, job, heard)
 
@@ -128,10 +130,10 @@ def gone(submission_id: str) -> Observation:
     return Observation(Presence.ABSENT, f"RayJob {submission_id} was deleted, not by Corral", fate=NOT_FOUND)
 
 
-def lost_head(rayjob: RayJobObject, said: str) -> Observation:
+def lost_head(rayjob: RayJobObject, why: str) -> Observation:
     """The job was given to a head that is not there any more. Another head knows nothing of it, and is not given it
     again: the first one's processes may live on."""
-    return _over(rayjob, HEAD_LOST, said=said)
+    return _over(rayjob, HEAD_LOST, why=why)
 
 
 def submitted(rayjob: RayJobObject) -> bool:
@@ -166,27 +168,15 @@ def text(status: Mapping[str, Any], field: str) -> str:
     return str(status.get(field) or "")
 
 
-def by_ray(job: RayJob) -> Fate | None:
+def by_ray(heard: Heard) -> Fate | None:
     """How a job ended, as Ray has it; None while it is not over."""
-    if job.status == "SUCCEEDED":
-        return SUCCEEDED
-    if job.status == "STOPPED":
-        return STOPPED
-    if job.status != "FAILED":
+    job = heard.job
+    if job is None or not job.over:
         return None
-    if job.error_type in _ERROR_TYPES:
-        return _ERROR_TYPES[job.error_type]
-    return USER if exit_code(job) is not None else _NO_WORD
-
-
-def exit_code(job: RayJob) -> int | None:
-    """Of the entrypoint, 128 + n for signal n; None when it never ended by itself, as far as Ray knows."""
-    if job.status == "SUCCEEDED":
-        return 0
-    code = job.exit_code
-    if code is None and job.status == "FAILED":
-        code = _code_in(job.message)
-    return code if code is None or code >= 0 else 128 - code
+    if fate_of(job, heard.output) is NOT_INSTALLED:
+        return NOT_INSTALLED
+    fate = fate_of(job, None)
+    return AGENT_LOST if fate is USER and job.exit_code is None else fate
 
 
 # One row each -------------------------------------------------------------------------------------------------------
@@ -197,29 +187,28 @@ def _failed(rayjob: RayJobObject, reason: str, job: str, heard: Heard) -> Observ
     if heard is UNASKED:
         return None
     if heard.job is not None:
-        fate = by_ray(heard.job)
+        fate = by_ray(heard)
         if fate is None:  # its submitter is dead, the job is not
             return _running(rayjob, job, heard)
-        return _over(rayjob, fate, exit_code(heard.job))
-    said = text(rayjob.get("status") or {}, "message")
+        return _over(rayjob, fate, heard.job.exit_code, said(heard.job, heard.output))
+    words = text(rayjob.get("status") or {}, "message")
     if reason != "AppFailed":
         cause = "submission" if reason == "SubmissionFailed" else "rayjob_failed"
         return _over(rayjob, Fate(Status.FAILED, cause, _INFRA))
-    code = _code_in(said)
+    code = _code_in(words)
     if code is not None:
         return _over(rayjob, USER, code if code >= 0 else 128 - code)
-    return _over(rayjob, HEAD_LOST if _NOT_THE_APP.search(said.partition("\n")[0]) else _NO_WORD)
+    return _over(rayjob, HEAD_LOST if _NOT_THE_APP.search(words.partition("\n")[0]) else AGENT_LOST)
 
 
 def _running(rayjob: RayJobObject, job: str, heard: Heard) -> Observation:
     """Ray has the job, or is about to."""
     if heard.job is not None:
-        fate = by_ray(heard.job)
+        fate = by_ray(heard)
         if fate is not None:
-            said = f"Ray job {heard.job.status}: {_first_line(heard.job.message)}".rstrip(": ")
-            return _over(rayjob, fate, exit_code(heard.job), said)
+            return _over(rayjob, fate, heard.job.exit_code, said(heard.job, heard.output))
         if heard.job.status == "PENDING":
-            return _observed(rayjob, Presence.STARTING, _first_line(heard.job.message))
+            return _observed(rayjob, Presence.STARTING, said(heard.job))
         return _observed(rayjob, Presence.ACTIVE)
     if heard.answer is Answer.UNKNOWN:
         if mode_of(rayjob) != INTERACTIVE and not job:
@@ -238,23 +227,23 @@ def _waiting(rayjob: RayJobObject, deployment: str) -> str:
     return f"{name_of(rayjob)} is {deployment}"
 
 
-def _over(rayjob: RayJobObject, fate: Fate, code: int | None = None, said: str = "") -> Observation:
+def _over(rayjob: RayJobObject, fate: Fate, code: int | None = None, why: str = "") -> Observation:
     status = rayjob.get("status") or {}
-    if not said:
+    if not why:
         reason, words = text(status, "reason"), _first_line(text(status, "message"))
-        said = f"{name_of(rayjob)} is {text(status, 'jobDeploymentStatus')}"
-        said += f" ({reason})" if reason else ""
+        why = f"{name_of(rayjob)} is {text(status, 'jobDeploymentStatus')}"
+        why += f" ({reason})" if reason else ""
         if job := text(status, "jobStatus"):
-            said += f", its job {job}"
-        said += f": {words}" if words else ""
-    return _observed(rayjob, Presence.ENDED, said, code, fate)
+            why += f", its job {job}"
+        why += f": {words}" if words else ""
+    return _observed(rayjob, Presence.ENDED, why, code, fate)
 
 
 def _observed(
-    rayjob: RayJobObject, presence: Presence, said: str = "", code: int | None = None, fate: Fate | None = None
+    rayjob: RayJobObject, presence: Presence, why: str = "", code: int | None = None, fate: Fate | None = None
 ) -> Observation:
     status = rayjob.get("status") or {}
-    return Observation(presence, said, code, text(status, "jobStatus"), text(status, "jobDeploymentStatus"), fate)
+    return Observation(presence, why, code, text(status, "jobStatus"), text(status, "jobDeploymentStatus"), fate)
 
 
 def _code_in(message: str) -> int | None:

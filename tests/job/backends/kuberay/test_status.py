@@ -23,8 +23,8 @@ def rayjob(deployment: str = "", job: str = "", reason: str = "", message: str =
     return {"metadata": {"name": NAME, **more}, "spec": spec, "status": {k: v for k, v in status.items() if v}}
 
 
-def ray(status: str, code: int | None = None, error: str | None = None, message: str = "") -> Any:
-    return known(RayJob(NAME, status, message, error, code))
+def ray(status: str, code: int | None = None, error: str | None = None, message: str = "", *output: str) -> Any:
+    return known(RayJob(NAME, status, message, error, code), output or None)
 
 
 DEADLINE = "JobDeploymentStatusTransitionGracePeriodExceeded"
@@ -50,10 +50,13 @@ VERDICTS = [
      "head_lost", 75),
     ("Failed", "FAILED", "AppFailed", "", ray("FAILED", None, RUNTIME), "FAILED", "config", "runtime_env", 78),
     ("Failed", "FAILED", "AppFailed", "", ray("FAILED", None, "JOB_SUPERVISOR_ACTOR_DIED"), "FAILED", "infra",
-     "agent_lost", 75),
+     "ray", 75),
+    ("Failed", "FAILED", "AppFailed", "", ray("FAILED", None, ENTRY), "FAILED", "infra", "agent_lost", 75),
+    ("Failed", "FAILED", "AppFailed", "", ray("FAILED", 1, ENTRY, "", "x: No module named 'corral'"), "FAILED",
+     "config", "not_installed", 78),
     ("Failed", "FAILED", "AppFailed", "actor died", SILENT, "FAILED", "infra", "agent_lost", 75),
     ("Failed", "RUNNING", "SubmissionFailed", "BackoffLimitExceeded", SILENT, "FAILED", "infra", "submission", 75),
-    ("Failed", "RUNNING", "SubmissionFailed", "", ray("SUCCEEDED"), "SUCCEEDED", None, "exit_code", 0),
+    ("Failed", "RUNNING", "SubmissionFailed", "", ray("SUCCEEDED", 0), "SUCCEEDED", None, "exit_code", 0),
     ("Failed", "RUNNING", "SubmissionFailed", "", ray("FAILED", 3, ENTRY), "FAILED", "user", "exit_code", 3),
     ("Failed", "", "SubmissionFailed", "", UNKNOWN, "FAILED", "infra", "submission", 75),
     ("Failed", "FAILED", DEADLINE, "", UNASKED, "FAILED", "infra", "no_status", 75),
@@ -65,7 +68,7 @@ VERDICTS = [
     ("Retrying", "FAILED", "AppFailed", "", UNASKED, "FAILED", "infra", "operator_retry", 75),
     ("Suspending", "RUNNING", "", "", UNASKED, "FAILED", "infra", "preempted", 75),
     ("Suspended", "", "", "", UNASKED, "FAILED", "infra", "preempted", 75),
-    ("Running", "RUNNING", "", "", ray("SUCCEEDED"), "SUCCEEDED", None, "exit_code", 0),
+    ("Running", "RUNNING", "", "", ray("SUCCEEDED", 0), "SUCCEEDED", None, "exit_code", 0),
     ("Running", "RUNNING", "", "", ray("STOPPED"), "CANCELLED", "cancel", "stopped", 130),
     ("Running", "RUNNING", "", "", ray("FAILED", 3, ENTRY), "FAILED", "user", "exit_code", 3),
     ("Running", "RUNNING", "", "", UNKNOWN, "FAILED", "infra", "head_lost", 75),
@@ -85,6 +88,7 @@ def test_each_end_has_its_verdict(deployment, job, reason, message, heard, s, f,
     assert "\n" not in verdict.message
 
 
+GIVEN: dict[str, Any] = {"annotations": {"corral.dev/head": "uid-1"}}
 LIVES = [
     (rayjob("", spec={"jobId": ""}), UNASKED, Presence.STARTING, "is the KubeRay operator running"),
     (rayjob("", spec={"jobId": "", "suspend": True}), UNASKED, Presence.STARTING, "queue"),
@@ -93,6 +97,8 @@ LIVES = [
     (rayjob("Waiting", spec={"jobId": ""}), UNASKED, Presence.STARTING, "Waiting"),
     (rayjob("Waiting"), ray("PENDING", message="Job has not started yet"), Presence.STARTING, "not started"),
     (rayjob("Waiting"), ray("RUNNING"), Presence.ACTIVE, ""),
+    (rayjob("Waiting", spec={"jobId": ""}, **GIVEN), UNKNOWN, Presence.STARTING, "Waiting"),
+    (rayjob("Waiting", spec={"jobId": ""}, **GIVEN), ray("RUNNING"), Presence.ACTIVE, ""),
     (rayjob("Running"), SILENT, Presence.STARTING, "does not answer"),
     (rayjob("Running", "RUNNING"), SILENT, Presence.ACTIVE, "does not answer"),
     (rayjob("Running", "SUCCEEDED"), SILENT, Presence.ACTIVE, "does not answer"),
@@ -121,6 +127,7 @@ def test_a_job_the_operator_would_start_again_on_a_new_head_is_lost(mode):
     [
         rayjob("Running", "RUNNING"),
         rayjob("Waiting"),
+        rayjob("Waiting", spec={"jobId": ""}, **GIVEN),
         rayjob("Failed", "RUNNING", "SubmissionFailed"),
         rayjob("Failed", "FAILED", "AppFailed"),
     ],

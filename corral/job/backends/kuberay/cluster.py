@@ -1,0 +1,147 @@
+"""What of a Kubernetes namespace belongs to this service: its RayJobs, and what was made from them."""
+
+from __future__ import annotations
+
+from corral.errors import ConfigError
+from corral.job.backends.folder import split
+from corral.job.backends.kuberay.client import EVENTS, PODS, RAYCLUSTERS, RAYJOBS, SECRETS, KubeClient, Object
+from corral.job.backends.kuberay.errors import AlreadyExists, KubeError, NotFound
+from corral.job.backends.kuberay.informer import Informer, Pace
+from corral.job.backends.kuberay.manifest import MANAGED_BY, SERVICE
+from corral.job.backends.kuberay.pod_states import labels_of, name_of, of_cluster, uid_of
+from corral.job.backends.kuberay.pods import SUBMISSION
+
+TOO_OLD = 120.0  # seconds without a word from the server after which a view of ours is not believed
+
+
+class Cluster:
+    """owner: of labels, tells the objects of one service from those of others. All methods raise KubeError."""
+
+    def __init__(self, client: KubeClient, owner: str, pace: Pace | None = None) -> None:
+        self.client, self.owner = client, owner
+        self.selector = f"{SERVICE}={owner}"
+        self.rayjobs = Informer(client, RAYJOBS, selector=self.selector, pace=pace)
+        self.pods = Informer(client, PODS, selector=SUBMISSION, pace=pace)  # they have no service's label
+
+    async def close(self) -> None:
+        await self.rayjobs.close()
+        await self.pods.close()
+        await self.client.close()
+
+    def follow(self) -> None:
+        """Begin to follow what is there, in the loop that runs."""
+        self.rayjobs.start()
+        self.pods.start()
+
+    def owns(self, thing: Object, submission_id: str) -> bool:
+        labels = labels_of(thing)
+        return labels.get(SERVICE) == self.owner and labels.get(SUBMISSION) == submission_id
+
+    async def rayjob(self, submission_id: str) -> Object | None:
+        """As last heard; one that we know nothing of is looked up. None: there is none, or it is not ours."""
+        self.follow()
+        found = self.rayjobs.get(submission_id) if self._fresh(self.rayjobs) else None
+        if found is None:
+            found = await self.newest(submission_id)
+        return found if found is not None and self.owns(found, submission_id) else None
+
+    async def newest(self, submission_id: str) -> Object | None:
+        """The RayJob of that name as the server has it now, whoever made it."""
+        try:
+            return await self.client.get(RAYJOBS, submission_id)
+        except NotFound as error:
+            if error.reason not in ("NotFound", "Unknown"):
+                raise
+            return None
+
+    def pods_of(self, submission_id: str, raycluster: str = "") -> list[Object] | None:
+        """Its pods as last heard, of one RayCluster when that is named, the head first; None: not known now."""
+        self.follow()
+        if not self._fresh(self.pods):
+            return None
+        every = [pod for pod in self.pods.items() if labels_of(pod).get(SUBMISSION) == submission_id]
+        return of_cluster(every, raycluster) if raycluster else every
+
+    async def events_of(self, name: str) -> list[Object]:
+        """What was noted about objects whose names begin with this one, oldest first."""
+        listed = await self.client.list(EVENTS)
+        about = [one for one in listed.items if str((one.get("involvedObject") or {}).get("name", "")).startswith(name)]
+        return sorted(about, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
+
+    async def owned(self) -> list[str]:
+        """Submission ids of all that exists, also of what lost its RayJob."""
+        found: set[str] = set()
+        for kind in (RAYJOBS, RAYCLUSTERS, SECRETS):
+            for thing in (await self.client.list(kind, selector=self.selector)).items:
+                found.add(labels_of(thing).get(SUBMISSION, ""))
+        return sorted(name for name in found if split(name) is not None)
+
+    # Making ---------------------------------------------------------------------------------------------------------
+
+    async def make_rayjob(self, submission_id: str, body: Object) -> Object:
+        """The one RayJob of that name: made now, or before. Raises ConfigError when it is another's."""
+        try:
+            return await self.client.create(RAYJOBS, body)
+        except AlreadyExists:
+            pass
+        except KubeError as error:
+            # The answer is lost, or the server failed after it had done it: what is there tells.
+            found = await self.newest(submission_id) if error.status in (0, 500, 502, 503, 504) else None
+            if found is None:
+                raise
+        found = await self.newest(submission_id)
+        if found is None:
+            raise KubeError(0, "Gone", f"RayJob {submission_id} was there and is gone; tried again")
+        return self.checked(found, submission_id)
+
+    def checked(self, rayjob: Object, submission_id: str) -> Object:
+        """Raises ConfigError for a RayJob that this service did not make."""
+        if self.owns(rayjob, submission_id):
+            return rayjob
+        raise ConfigError(
+            f"RayJob {submission_id} in namespace {self.client.namespace} is there and this service did not make it; "
+            "two services with copies of one data folder use the same namespace, or it was made by hand: delete it"
+        )
+
+    async def put_secret(self, submission_id: str, values: dict[str, str]) -> None:
+        """The Secret of that name with exactly these values, whatever an earlier try left: it is never changed, only
+        made anew. Raises ConfigError when there is one that this service did not make."""
+        labels = {MANAGED_BY: "corral", SERVICE: self.owner, SUBMISSION: submission_id}
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": submission_id, "labels": labels},
+            "type": "Opaque",
+            "immutable": True,
+            "stringData": values,
+        }
+        try:
+            await self.client.create(SECRETS, body)
+            return
+        except AlreadyExists:
+            there = await self.client.get(SECRETS, submission_id)
+        if not self.owns(there, submission_id):
+            raise ConfigError(
+                f"Secret {submission_id} in namespace {self.client.namespace} is there and this service did not make "
+                "it; delete it"
+            )
+        await self.client.delete(SECRETS, submission_id, uid=uid_of(there))
+        await self.client.create(SECRETS, body)
+
+    async def own_secret(self, submission_id: str, rayjob: Object) -> None:
+        """Let the Secret go with its RayJob, whoever deletes that."""
+        patch = {"metadata": {"ownerReferences": [owner_reference(rayjob)]}}
+        await self.client.patch(SECRETS, submission_id, patch)
+
+    def _fresh(self, informer: Informer) -> bool:
+        return informer.synced.is_set() and informer.age() < TOO_OLD
+
+
+def owner_reference(rayjob: Object) -> Object:
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "name": name_of(rayjob),
+        "uid": uid_of(rayjob),
+        "blockOwnerDeletion": False,
+    }
