@@ -14,10 +14,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from corral.workers import logs, messages
+from corral.findings import Finding
+from corral.workers import logs, messages, node_env
+from corral.workers.interfaces import interfaces
 from corral.workers.messages import Failure, Launch, RankSpec, WorkerSpec
 
 RENDEZVOUS_PORTS = (20000, 32000)  # below the range the kernel hands out to outgoing connections
@@ -29,10 +32,19 @@ Reply = bytes | Failure
 
 
 class NodeHost:
-    """`node`: index in the run. The zygote imports `preload`, in the folder `cwd` if this node has it, `env` added."""
+    """`node`: index in the run. The zygote imports `preload`, in the folder `cwd` if this node has it, with `env` added
+    and with what node_env derives for `device` from `address`, which others know the node by."""
 
     def __init__(
-        self, node: int, run_dir: str, devices: int, preload: tuple[str, ...], env: dict[str, str], cwd: str
+        self,
+        node: int,
+        run_dir: str,
+        devices: int,
+        preload: tuple[str, ...],
+        env: dict[str, str],
+        cwd: str,
+        device: str,
+        address: str,
     ) -> None:
         self._node, self._run_dir = node, Path(run_dir)
         self._ranks: list[int] = []
@@ -43,6 +55,7 @@ class NodeHost:
         self._zygote_gone = False
         self._stuck = False  # a call ended early: some ranks may never answer
         self._started = threading.Event()
+        self._device = device
         self._control, far = _pair()
         pairs = [_pair() for _ in range(devices)]
         self._connections = [near for near, _ in pairs]
@@ -50,6 +63,7 @@ class NodeHost:
         log = logs.node_log(self._run_dir, node)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()  # a run folder that cannot be written shows here, not in the thread
+        env = _node_environment(env, node_env.derived(os.environ, interfaces(), address, device))
         threading.Thread(target=self._keep_zygote, args=(far_ends, preload, env, cwd), daemon=True).start()
         self._started.wait()
 
@@ -62,7 +76,7 @@ class NodeHost:
         with logs.node_log(self._run_dir, self._node).open("ab") as output:
             self._zygote = subprocess.Popen(
                 command,
-                env={**os.environ, **env},
+                env=env,
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -89,6 +103,10 @@ class NodeHost:
                 self._changed.notify_all()
 
     # Starting -------------------------------------------------------------------------------------------------------
+
+    def unfit(self) -> list[Finding]:
+        """What is set on this node that ranks cannot work with."""
+        return [replace(each, node=self._node) for each in node_env.unfit(os.environ, interfaces(), self._device)]
 
     def rendezvous(self, host: str) -> str:
         """A "host:port" nobody listens on, for rank 0."""
@@ -213,6 +231,13 @@ class NodeHost:
         with self._changed:
             everyone = len(self._ranks)
             self._changed.wait_for(lambda: self._zygote_gone or len(self._exits) >= everyone, timeout=EXIT_GRACE)
+
+
+def _node_environment(env: dict[str, str], own: dict[str, str | None]) -> dict[str, str]:
+    """This process's, with `env`, and with `own`, where None takes a variable away."""
+    dropped = {name for name, value in own.items() if value is None}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**kept, **env, **{name: value for name, value in own.items() if value is not None}}
 
 
 def _pair() -> tuple[Connection, Connection]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from corral.config.plan import Topology
 from corral.engine.rank import Rank
-from corral.errors import CorralError, InfraError
+from corral.errors import ConfigError, CorralError, InfraError
 from corral.platform import platform
 from corral.workers import logs, messages
 from corral.workers.failures import as_error
@@ -23,6 +23,7 @@ from corral.workers.launcher import LineSink, print_line
 from corral.workers.local_cluster import LocalCluster
 from corral.workers.log_pump import LogPump
 from corral.workers.messages import Failure, RankSpec, WorkerSpec
+from corral.workers.node_env import NODE_OWN
 from corral.workers.node_host import NodeHost
 from corral.workers.placement import PlacedNode, await_listener, listens, make_ranks, reserve
 
@@ -35,7 +36,6 @@ FLUSH = 10.0  # seconds for the last lines of the logs
 READ = 10.0  # seconds one read of a node's logs may take
 
 PASSED_ON = ("CORRAL_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH_", "PYTORCH_", "NCCL_", "HCCL_", "GLOO_")
-NODE_OWN = ("HCCL_IF_IP", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # differ by node
 
 
 class RayLauncher:
@@ -110,11 +110,15 @@ class RayLauncher:
             **held,
         )
         return actor.remote(
-            index, str(self._run_dir), devices, tuple(preload), _node_env(self._topology.device), os.getcwd()
-        )
+            index, str(self._run_dir), devices, tuple(preload), _node_env(self._topology.device), os.getcwd(),
+            self._topology.device, node.ip,
+        )  # fmt: skip
 
     def _start_ranks(self, worker: WorkerSpec, sink: LineSink | None) -> None:
         self.ranks = make_ranks(self._topology, self._one(0, "rendezvous", self._nodes[0].ip))
+        for index in range(len(self._nodes)):
+            for wrong in self._one(index, "unfit"):
+                raise ConfigError(wrong.line())
         by_node = [self._ranks_of(index) for index in range(len(self._nodes))]
         offsets = [self._one(node, "log_sizes", [rank.rank for rank in ranks]) for node, ranks in enumerate(by_node)]
         if sink is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from corral.batch import Batch
 from corral.config.plan import EnginePlan, Plan, Sampling
 from corral.config.reads import Reads, reads
+from corral.engine.device import be_deterministic
 from corral.engine.engine import Engine
 from corral.engine.losses import Objective
 from corral.engine.model import build_model
@@ -70,6 +71,8 @@ class Worker:
         self.rank = rank
         self.plan = plan
         self.phases: list[Phase] = []
+        if plan.trainer.full_determinism:
+            be_deterministic(rank.device)
         if rank.world > 1 and plan.trainer.collective_check:
             self._check_collectives()
         with self._phase("build"):

@@ -15,6 +15,7 @@ from corral.workers.doctor.reach import Listener, reach
 from corral.workers.doctor.sameness import sameness
 from corral.workers.doctor.supplies import supplies
 from corral.workers.doctor.table import lines
+from corral.workers.interfaces import chosen
 
 GIB = 1 << 30
 ROOM = Space("/x", 100 * GIB, 50 * GIB, True)
@@ -159,7 +160,7 @@ def test_a_clock_that_could_only_be_read_slowly_gets_the_benefit_of_the_doubt():
     ],
 )
 def test_which_interfaces_a_variable_names(backend: str, value: str, expected: list[str]):
-    assert network.chosen(backend, value, ["lo", "eth0", "eth1"]) == expected
+    assert chosen(backend, value, ["lo", "eth0", "eth1"]) == expected
 
 
 def test_a_variable_of_a_backend_that_is_not_used_does_not_matter():

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import fnmatch
-import ipaddress
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from corral.findings import Finding
+from corral.workers import node_env
 from corral.workers.doctor.asked import Asked, SeenNode
-
-_BACKENDS = {"cpu": ("GLOO",), "cuda": ("GLOO", "NCCL"), "npu": ("GLOO", "HCCL")}
-"""Whose *_SOCKET_IFNAME counts, by device."""
+from corral.workers.interfaces import carrier, chosen, is_loopback
 
 
 def network(nodes: Sequence[SeenNode], asked: Asked) -> list[Finding]:
     found = []
     for node in nodes:
-        found += [_own_name(node, len(nodes)), *_interfaces(node, asked), *_ports(node)]
+        found += [_own_name(node, asked, len(nodes)), *_interfaces(node, asked), *_ports(node)]
         found += [
             Finding("ports", True, f"port {port} free", "free", node=node.number)
             for port in asked.ports
@@ -26,15 +24,16 @@ def network(nodes: Sequence[SeenNode], asked: Asked) -> list[Finding]:
     return found + (clocks(nodes, asked.clock_skew) if len(nodes) > 1 else [])
 
 
-def _own_name(node: SeenNode, count: int) -> Finding:
+def _own_name(node: SeenNode, asked: Asked, count: int) -> Finding:
     """gloo binds to what the host's own name resolves to, unless it is told an interface."""
-    host, said, told = node.facts.host, node.facts.own_name, "GLOO_SOCKET_IFNAME" in node.facts.variables
+    host, said = node.facts.host, node.facts.own_name
+    told = (node.facts.variables | _derived(node, asked)).get("GLOO_SOCKET_IFNAME") is not None
     expected = f"host name {host} to resolve"
-    local = _loopback(node.address)
+    local = is_loopback(node.address)
     fix = f"add {node.address} {host} to /etc/hosts of the node, or set GLOO_SOCKET_IFNAME where it is started"
     if isinstance(said, str):
         return Finding("dns", told or local, expected, said, fix, node.number)
-    if count > 1 and not local and not told and all(_loopback(address) for address in said):
+    if count > 1 and not local and not told and all(is_loopback(address) for address in said):
         expected = f"host name {host} to resolve to an address that other nodes reach"
         return Finding("dns", False, expected, ", ".join(said), fix, node.number)
     return Finding("dns", True, expected, ", ".join(said), node=node.number)
@@ -52,35 +51,31 @@ def names(node: SeenNode, answers: Mapping[str, list[str] | str]) -> list[Findin
 
 
 def _interfaces(node: SeenNode, asked: Asked) -> list[Finding]:
-    existing = node.facts.interfaces
-    carrier = next((name for name, each in existing.items() if any(_carries(a, node.address) for a in each)), None)
+    existing, variables = node.facts.interfaces, node.facts.variables
+    own = carrier(existing, node.address)
     found = [
         Finding(
-            "interface", True, f"an interface with {node.address}",
-            carrier or "none: its address is translated on the way", node=node.number,
+            "interface", True, f"an interface with {node.address}", own or "none: its address is translated on the way",
+            node=node.number,
         )
     ]  # fmt: skip
-    for backend in _BACKENDS[asked.device]:
+    for backend in node_env.BACKENDS[asked.device]:
         variable = f"{backend}_SOCKET_IFNAME"
-        value = node.facts.variables.get(variable)
-        if value is not None and not chosen(backend, value, list(existing)):
-            fix = f"set {variable}={carrier} there, or unset it" if carrier else f"unset {variable} there"
+        value = variables.get(variable)
+        if value not in (None, node_env.AUTO) and not chosen(backend, value, list(existing)):
+            fix = f"set {variable}={own} there, or unset it" if own else f"unset {variable} there"
             there = ", ".join(sorted(existing))
             expected = f"{variable}={value[:80]} to name an interface"
             found.append(Finding("interface", False, expected, there, fix, node.number, kind="config"))
+    found += [replace(each, node=node.number) for each in node_env.unfit(variables, existing, asked.device)]
+    made = [f"{name}={value}" for name, value in _derived(node, asked).items() if value is not None]
+    if made:
+        found.append(Finding("derived", True, "variables of the node", ", ".join(made), node=node.number))
     return found
 
 
-def chosen(backend: str, value: str, existing: Sequence[str]) -> list[str]:
-    """The interfaces that a *_SOCKET_IFNAME stands for. gloo wants whole names; NCCL and HCCL take the beginnings of
-    names, `=` before whole ones and `^` before those to leave out (NCCL user guide, environment variables)."""
-    if backend == "GLOO":
-        return [name for name in existing if name in value.split(",")]
-    without = value.startswith("^")
-    parts = value.removeprefix("^").removeprefix("=").split(",")
-    exact = value.removeprefix("^").startswith("=")
-    named = [n for n in existing if any(n == p if exact else fnmatch.fnmatchcase(n, f"{p}*") for p in parts)]
-    return [name for name in existing if name not in named] if without else named
+def _derived(node: SeenNode, asked: Asked) -> dict[str, str | None]:
+    return node_env.derived(node.facts.variables, node.facts.interfaces, node.address, asked.device)
 
 
 def _ports(node: SeenNode) -> list[Finding]:
@@ -115,22 +110,3 @@ def connections(nodes: Sequence[SeenNode], problems: Mapping[tuple[int, int], st
         if not bad:
             found.append(Finding("connect", True, "a connection to every other node", "all", node=node.number))
     return found
-
-
-def _loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
-def _carries(address: str, wanted: str) -> bool:
-    """Whether an interface with `address`, 127.0.0.1/8 as an example, takes packets for `wanted`. On loopback all of
-    the network is its own."""
-    try:
-        own = ipaddress.ip_interface(address)
-        return own.ip == ipaddress.ip_address(wanted) or (
-            own.is_loopback and ipaddress.ip_address(wanted) in own.network
-        )
-    except ValueError:
-        return False

@@ -149,6 +149,8 @@ def _send_code_along() -> None:
     import corral.manifest
     import corral.workers.doctor.probe
     import corral.workers.doctor.reach
+    import corral.workers.interfaces
 
-    for module in (corral.manifest, corral.workers.doctor.probe, corral.workers.doctor.reach):
+    sent = (corral.manifest, corral.workers.doctor.probe, corral.workers.doctor.reach, corral.workers.interfaces)
+    for module in sent:
         cloudpickle.register_pickle_by_value(module)

@@ -7,7 +7,6 @@ import glob
 import hashlib
 import importlib.metadata
 import importlib.util
-import ipaddress
 import os
 import platform
 import shutil
@@ -22,10 +21,14 @@ from typing import Any
 
 from corral.manifest import manifest_digest
 from corral.workers.doctor.reach import Listener, reach
+from corral.workers.interfaces import interfaces
 
 SHARED_MEMORY = "/dev/shm"
 LOOKUP = 5.0  # seconds a name may take to resolve
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "HCCL_IF_IP")
+VARIABLES = (
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+    *("HCCL_IF_IP", "RANK_TABLE_FILE"),
+)
 
 
 class Probe:
@@ -52,7 +55,7 @@ class Probe:
             "ports": {port: why for port in asked["ports"] if (why := port_problem(port))},
             "own_name": resolve(socket.gethostname()),
             "interfaces": interfaces(),
-            "variables": {name: environ[name] for name in VARIABLES if environ.get(name)},
+            "variables": {name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
         }
 
     def clock(self) -> float:
@@ -197,18 +200,3 @@ def resolve(name: str) -> list[str] | str:
     asking.start()
     asking.join(LOOKUP)
     return answers[0] if answers else f"no answer in {LOOKUP:g} s"
-
-
-def interfaces() -> dict[str, list[str]]:
-    """Addresses with the length of their network, `127.0.0.1/8`, by interface."""
-    import psutil
-
-    found: dict[str, list[str]] = {}
-    for name, addresses in psutil.net_if_addrs().items():
-        listed = found.setdefault(name, [])
-        for each in addresses:
-            if each.family == socket.AF_INET and each.netmask:
-                listed.append(f"{each.address}/{ipaddress.ip_network(f'0.0.0.0/{each.netmask}').prefixlen}")
-            elif each.family == socket.AF_INET6:
-                listed.append(f"{each.address.partition('%')[0]}/128")
-    return found
