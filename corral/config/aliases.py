@@ -17,6 +17,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     f"{_ARR}.rollout.response_length": ("data.max_response_length",),
     "critic.forward_micro_batch_size_per_gpu": ("critic.ppo_infer_micro_batch_size_per_gpu",),
     "critic.forward_max_token_len_per_gpu": ("critic.ppo_infer_max_token_len_per_gpu",),
+    f"{_ARR}.actor.fsdp_config.full_determinism": ("trainer.full_determinism",),
+    f"{_ARR}.rollout.full_determinism": ("trainer.full_determinism",),
     "critic.tokenizer_path": ("critic.model.tokenizer_path",),
 }
 """Spelling → the keys it sets."""
@@ -55,7 +57,6 @@ NOT_YET: tuple[str, ...] = (
     f"{_ARR}.actor.fsdp_config.forward_prefetch",
     f"{_ARR}.actor.fsdp_config.offload_policy",
     f"{_ARR}.actor.fsdp_config.wrap_policy",
-    f"{_ARR}.actor.fsdp_config.full_determinism",
     f"{_ARR}.actor.optim.optimizer_impl",
     f"{_ARR}.hybrid_engine",
     f"{_ARR}.model.external_lib",

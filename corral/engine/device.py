@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -57,6 +58,14 @@ def require(device: str, count: int = 1) -> None:
     if seen < count:
         many = "" if count == 1 else f", and {count} are needed"
         raise _refusal(device, f"torch {torch.__version__}: sees {seen} devices{many}", "run where they are")
+
+
+def be_deterministic(device: str) -> None:
+    """From here on this process computes the same bits from the same numbers. Before anything is on the device: its
+    libraries read their variables once. An operator that has no deterministic form says so with a warning."""
+    for name, value in platform(device).deterministic.items():
+        os.environ.setdefault(name, value)
+    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def minor(version: str) -> str:

@@ -24,7 +24,9 @@ from transformers.utils import logging as transformers_logging
 
 from corral.config.plan import EnginePlan
 from corral.engine.attention import ATTENTION
+from corral.engine.distributed import device_of
 from corral.engine.norm import use_full_precision_norms
+from corral.engine.npu_modules import use_fused_modules
 from corral.engine.rank import Rank
 from corral.errors import ConfigError, DataError
 
@@ -58,6 +60,8 @@ def build_model(plan: EnginePlan, rank: Rank) -> PreTrainedModel:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     if plan.compute_dtype == "float64":
         use_full_precision_norms(model)
+    if plan.model.fused_modules:
+        use_fused_modules(model, device_of(rank))
     return model
 
 

@@ -12,4 +12,5 @@ CUDA = Platform(
     probe=32.0,
     fast_enough=4096.0,
     of_no_use=64.0,
+    deterministic={"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
 )

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from corral.exits import ending_on_the_spot, run_command
+from corral.platform import platform
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,6 +27,9 @@ def main(argv: Sequence[str]) -> int:
     print(render(resolved.plan), flush=True)
     # Threads of torch that wait for each other sleep: where they have to share cores, spinning takes ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if resolved.plan.topology.launcher == "in_process":  # other ranks get them where they start
+        for name, value in platform(resolved.plan.topology.device).environment.items():
+            os.environ.setdefault(name, value)
     # The heavy part starts here: everything above answers in a second, also when it refuses.
     with ending_on_the_spot():
         from corral.trainer.ppo import fit

@@ -26,6 +26,8 @@ PAIRS = [
      lambda plan: plan.reward.custom_path),
     ("custom_reward_function.name", "reward.custom_reward_function.name", "score", "other",
      lambda plan: plan.reward.custom_name),
+    *((f"{ARR}.{block}.full_determinism", "trainer.full_determinism", True, False,
+       lambda plan: plan.trainer.full_determinism) for block in ("actor.fsdp_config", "rollout")),
     (f"{ARR}.rollout.response_length", "data.max_response_length", 64, 32, lambda plan: plan.rollout.response_length),
     (f"{ARR}.rollout.prompt_length", "data.max_prompt_length", 64, 32, lambda plan: plan.data.max_prompt_length),
 ]  # fmt: skip

@@ -70,6 +70,7 @@ RUNS = {
         f"{CORRECTION}.rollout_rs_threshold=2",
     ],
     "bypass": [
+        "trainer.device=npu",
         "trainer.resume_mode=resume_path",
         "trainer.resume_from_path=x",
         f"{CORRECTION}.bypass_mode=True",

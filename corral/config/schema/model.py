@@ -19,6 +19,7 @@ class Model(Section):
     override_config: dict[str, Any] = key({}, "Values that replace those of the model's config.json.")
     use_remove_padding: bool = key(True, "Pack samples without padding. Rows are always packed: only True is accepted.")
     enable_gradient_checkpointing: bool = key(True, "Recompute activations in backward to save memory.")
+    fused_modules: bool = key(True, "On npu: RMSNorm, SwiGLU and rotary embedding by its fused kernels.")
 
 
 @dataclass

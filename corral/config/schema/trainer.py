@@ -16,6 +16,9 @@ class Trainer(Section):
     nnodes: int = key(1, "Nodes.", "nodes")
     n_gpus_per_node: int = key(1, "Devices per node; on cpu logical devices, one process each.", "devices")
     device: str = key("auto", "auto, cpu, cuda or npu.")
+    full_determinism: bool = key(
+        False, "Deterministic kernels and collectives: the same run ends in the same bits. Slower on cuda and npu."
+    )
     total_epochs: int = key(30, "Passes over the training set.")
     total_training_steps: int | None = key(None, "Iterations; null: as many as the epochs hold.", "steps")
     critic_warmup: int = key(0, "Iterations that update only the critic.", "steps")

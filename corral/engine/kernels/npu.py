@@ -28,7 +28,6 @@ _MASK = 2048  # edge of the compressed causal mask
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scaling: float) -> Tensor:
     """Shapes as `kernels.attend`. ConfigError names what is beyond the kernel's limits."""
-    q, k, v = _cast(q, k, v)
     _refuse(q, k, v)
     bounds = segments.bounds
     if len(bounds) <= SEGMENTS + 1:
@@ -58,15 +57,6 @@ def _call(q: Tensor, k: Tensor, v: Tensor, bounds: tuple[int, ...], scaling: flo
     )
     out: Tensor = outputs[0]
     return out
-
-
-def _cast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Under autocast a norm may hand over another dtype than a projection, and autocast does not know this kernel."""
-    kind = q.device.type
-    if not torch.is_autocast_enabled(kind):
-        return q, k, v
-    dtype = torch.get_autocast_dtype(kind)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def _refuse(q: Tensor, k: Tensor, v: Tensor) -> None:
