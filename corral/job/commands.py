@@ -1,5 +1,5 @@
-"""`corral submit`, `watch`, `jobs`, `logs`, `records`, `cancel`, `cleanup`, `serve`. Nothing heavy is imported before
-a command runs."""
+"""`corral submit`, `watch`, `jobs`, `logs`, `records`, `cancel`, `cleanup`, `profiles`, `serve`. Nothing heavy is
+imported before a command runs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def add_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     _add_records(subparsers)
     _add_cancel(subparsers)
     _add_cleanup(subparsers)
+    _add_profiles(subparsers)
 
 
 def _add_submit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,7 +52,6 @@ def _add_submit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
         "--secret", action="append", default=[], metavar="NAME", help="secret of the service, as a variable"
     )
     what.add_argument("--label", action="append", default=[], metavar="K=V", help="to find the job by (repeatable)")
-    what.add_argument("--image", metavar="I", help="image, where the backend has images")
     what.add_argument("--priority", type=int, metavar="N", help="-100 to 100; higher starts first (default: 0)")
     what.add_argument("--repository", metavar="OWNER/NAME", help="default: of the workflow in CI, else local/local")
     what.add_argument("--source", type=Path, metavar="DIR", help="default: the git working tree around this folder")
@@ -62,6 +62,7 @@ def _add_submit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     what.add_argument(
         "--need", action="append", default=[], metavar="P", help="path that every node has to have (with --preflight)"
     )
+    _add_nodes(submit.add_argument_group("what its nodes are like (see `corral profiles`)"))
     limits = submit.add_argument_group("limits, in seconds or `none`")
     for kind, meaning in (
         ("queue", "until the job is admitted"),
@@ -78,10 +79,29 @@ def _add_submit(subparsers: argparse._SubParsersAction[argparse.ArgumentParser])
     how = submit.add_argument_group("how")
     how.add_argument("--detach", action="store_true", help="print the name of the job and leave; it goes on")
     how.add_argument("--dry-run", action="store_true", help="send the source and check everything, start nothing")
+    how.add_argument(
+        "-o", "--output", choices=("yaml", "json"), help="with --dry-run: print what the cluster would be given"
+    )
     _add_stay(how)
     _add_service(how)
     submit.add_argument("words", nargs=argparse.REMAINDER, metavar="-- SCRIPT", help="what to run")
     submit.set_defaults(run=_submit)
+
+
+def _add_nodes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--profile", metavar="NAME", help="what the service calls such nodes (default: by --kind)")
+    group.add_argument("--head", choices=["shared", "separate"], help="Ray's head: on the first node, or on one more")
+    group.add_argument("--image", metavar="I", help="image, where the backend has images")
+    group.add_argument("--cpu", metavar="Q", help="CPUs of a node, as 64 or 500m (default: the profile's)")
+    group.add_argument("--memory", metavar="Q", help="memory of a node, as 512Gi (default: the profile's)")
+    group.add_argument("--shm", metavar="Q", help="/dev/shm of a node, a part of its memory (default: the profile's)")
+    group.add_argument(
+        "--patch",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="JSON Patch on the RayJob, JSON or YAML (repeatable)",
+    )
 
 
 def _add_watch(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -150,6 +170,13 @@ def _add_cleanup(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
     cleanup.add_argument("--timeout", type=seconds, default=120.0, metavar="S", help="wait so long (default: 120)")
     _add_service(cleanup)
     cleanup.set_defaults(run=_cleanup)
+
+
+def _add_profiles(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    profiles = subparsers.add_parser("profiles", help="list what nodes may be like, or show one of them in full")
+    profiles.add_argument("name", nargs="?", metavar="NAME", help="show this one")
+    profiles.add_argument("--profiles-dir", type=Path, metavar="FOLDER", help="with your own, as for `corral serve`")
+    profiles.set_defaults(run=_profiles)
 
 
 def _add_stay(parser: argparse._ActionsContainer) -> None:
@@ -242,3 +269,16 @@ def _cleanup(args: argparse.Namespace) -> int:
     from corral.job.client.visit import clean_up
 
     return clean_up(args)
+
+
+def _profiles(args: argparse.Namespace) -> int:
+    from corral.job.backends.profile import load, profile_names, shown
+
+    folder: Path | None = args.profiles_dir
+    if args.name is not None:
+        print(shown(load(args.name, folder)), end="")
+        return 0
+    for name in profile_names(folder):
+        profile = load(name, folder)
+        print(f"{name:<16} {profile.kind:<4} {profile.about}")
+    return 0

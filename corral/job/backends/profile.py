@@ -150,7 +150,7 @@ class NodeProfile(_Part):
     pod_annotations: dict[Key, str] = Field(default_factory=dict)
     priority_class: Dns | None = None
     spread: Literal["required", "preferred", "off"] = "required"
-    run_as_user: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = 1000
+    run_as_user: Annotated[int, Field(ge=1, le=2**31 - 1)] = 1000
     run_as_group: Id | None = None
     fs_group: Id | None = None
     groups: tuple[Id, ...] = ()
@@ -258,6 +258,13 @@ def asked_profile(name: str | None, kind: str, settings: Settings) -> NodeProfil
     if name is None and settings.backend != "kuberay":
         return None
     return profile_of(name, kind, settings)
+
+
+def shown(profile: NodeProfile) -> str:
+    """As YAML, with every key; a file of that content, without its name, is the same profile."""
+    content = profile.model_dump(mode="json", exclude_none=True, exclude={"name"})
+    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _folders(folder: Path | None) -> list[Path]:

@@ -25,6 +25,7 @@ from corral.job.client.bundle import Bundle, packed
 from corral.job.client.endpoint import endpoint
 from corral.job.client.files import Listing, git_head, list_files, source_root
 from corral.job.client.interrupts import Interrupts
+from corral.job.client.nodes import as_asked, check_output, nodes_of
 from corral.job.client.show import Writer
 from corral.job.client.text import one_line
 from corral.job.client.watch import Wanted
@@ -48,6 +49,7 @@ def run(args: Namespace) -> int:
 
 
 def _run(args: Namespace) -> int:
+    check_output(args)
     where = endpoint(args.url, args.insecure)
     workflow = github.current_run()
     source = None if args.no_source else list_files(source_root(args.source))
@@ -129,11 +131,7 @@ def request_of(args: Namespace, workflow: github.Run | None, source: Listing | N
         }
         if not args.detach:
             fields["lease"] = github.LEASE
-    if args.devices is not None or args.kind is not None:
-        asked = {"nodes": args.nodes, "accelerators_per_node": args.devices, "kind": args.kind}
-        fields["resources"] = {name: value for name, value in asked.items() if value is not None}
-    elif args.nodes is not None:
-        fields["worker_replicas"] = args.nodes
+    fields |= nodes_of(args)
     limits = {kind: getattr(args, f"timeout_{kind}") for kind in Timeouts.model_fields}
     timeouts = {kind: None if limit == math.inf else limit for kind, limit in limits.items() if limit is not None}
     given = {
@@ -199,7 +197,10 @@ async def _submit(
             for notice in answer.notices:
                 screen.note(notice)
             screen.note(f"{answer.ahead} jobs ahead, {nodes} nodes with {devices} devices each; nothing was started")
-            await screen.print(f"would run: {shlex.join(answer.command)}")
+            if args.output is not None:
+                await screen.print(as_asked(answer.manifest, args.output))
+            else:
+                await screen.print(f"would run: {shlex.join(answer.command)}")
             return 0
         with Interrupts() as interrupts:
             job = await post(api, request, key, interrupts)

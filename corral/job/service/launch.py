@@ -8,6 +8,7 @@ from pathlib import Path
 from corral.errors import ConfigError, InfraError
 from corral.job.backends import folder as files
 from corral.job.backends.base import Placement
+from corral.job.backends.profile import asked_profile
 from corral.job.core.admission import resources_of
 from corral.job.core.record import JobRecord
 from corral.job.core.redact import Redactor
@@ -15,7 +16,7 @@ from corral.job.protocol.agent import AgentSpec
 from corral.job.protocol.submit import SubmitRequest
 from corral.job.service.errors import Refusal
 from corral.job.service.settings import Settings
-from corral.job.service.submission import resolve_command
+from corral.job.service.submission import held_here, resolve_command
 
 
 def agent_spec(job: JobRecord, settings: Settings, token: str, bundle: Path | None) -> AgentSpec:
@@ -29,6 +30,7 @@ def agent_spec(job: JobRecord, settings: Settings, token: str, bundle: Path | No
     except Refusal as refusal:
         raise ConfigError(refusal.line) from None
     resources = resources_of(request, settings.profile.devices_per_node)
+    profile = asked_profile(request.profile, resources.kind, settings)
     return AgentSpec(
         job_id=job.job_id,
         attempt=job.attempt,
@@ -44,8 +46,8 @@ def agent_spec(job: JobRecord, settings: Settings, token: str, bundle: Path | No
         devices_per_node=resources.accelerators_per_node,
         kind=resources.kind,
         preflight=request.preflight,
-        env=request.env,
-        secrets=read_secrets(request.secrets, settings.secrets_dir),
+        env=request.env if profile is None else {**profile.env, **request.env},
+        secrets=read_secrets(held_here(request.secrets, settings), settings.secrets_dir),
     )
 
 
@@ -101,5 +103,5 @@ def redactor_of(job: JobRecord, folder: Path, settings: Settings, token: str) ->
         values += [*spec.secrets.values(), spec.token]
     else:
         with suppress(ConfigError, InfraError):
-            values += read_secrets(job.request.secrets, settings.secrets_dir).values()
+            values += read_secrets(held_here(job.request.secrets, settings), settings.secrets_dir).values()
     return Redactor(values)

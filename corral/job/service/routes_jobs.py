@@ -21,7 +21,7 @@ from corral.job.service.body import described, read_model
 from corral.job.service.context import Service, service_of
 from corral.job.service.errors import Refusal, answers
 from corral.job.service.launch import placement_of
-from corral.job.service.submission import check_script, check_secrets, resolve_command, with_defaults
+from corral.job.service.submission import check_script, check_secrets, node_profile, resolve_command, with_defaults
 from corral.job.service.views import in_order, queue, view
 from corral.job.store.errors import KeyConflict
 
@@ -61,7 +61,8 @@ async def submit(
     if not caller.may_touch(asked.repository):
         raise Refusal(403, f"token {caller.name} may not submit for repository {asked.repository}")
     key = naming.idempotency_key(asked, idempotency_key)
-    asked = with_defaults(asked, service.settings.profile)
+    nodes = await asyncio.to_thread(node_profile, asked, service.settings)
+    asked = with_defaults(asked, service.settings.profile, nodes)
     job_id = naming.job_id(caller.name, key)
     request.state.job_id = job_id
     known = await service.journal.read(service.journal.store.get, job_id)
@@ -92,7 +93,7 @@ async def _checked(service: Service, asked: SubmitRequest, job_id: str) -> DryRu
     backend, resources, placement = service.runner.backend, resources_of(asked), placement_of(asked)
     if problem := backend.refusal(resources, placement):
         raise Refusal(422, problem)
-    check_secrets(asked.secrets, service.settings.secrets_dir)
+    check_secrets(asked.secrets, service.settings)
     resolved = resolve_command(asked, service.settings)
     files = None
     if asked.bundle is not None:

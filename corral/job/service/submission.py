@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from corral.job.protocol.submit import Resources, SubmitRequest
+from corral.errors import ConfigError
+from corral.job.backends.profile import NodeProfile, asked_profile
+from corral.job.protocol.submit import Resources, SubmitRequest, Timeouts
 from corral.job.service.errors import Refusal
 from corral.job.service.settings import Profile, Settings
 
@@ -52,22 +54,48 @@ def resolve_command(request: SubmitRequest, settings: Settings) -> Resolved:
     return Resolved([*_run(str(path)), *args], str(root), str(path), root, hint)
 
 
-def with_defaults(request: SubmitRequest, profile: Profile) -> SubmitRequest:
+def node_profile(request: SubmitRequest, settings: Settings) -> NodeProfile | None:
+    """What the nodes of a job are like; None where nobody said and the backend makes none.
+
+    Raises Refusal 422 for a profile that is not known, does not fit the kind, or does not hold together.
+    """
+    kind = request.resources.kind if request.resources else "auto"
+    if kind == "auto" and request.profile is None:
+        kind = settings.profile.kind
+    try:
+        return asked_profile(request.profile, kind, settings)
+    except ConfigError as error:
+        raise Refusal(422, str(error)) from None
+
+
+def with_defaults(request: SubmitRequest, profile: Profile, nodes: NodeProfile | None = None) -> SubmitRequest:
     """The same request with its resources spelled out, so that the profile of a later service changes nothing of it.
 
+    nodes: what its nodes are like, where that is known: then their kind and deadlines hold where none are asked for.
     Raises Refusal 422 when the image is not allowed.
     """
     asked = request.resources
     replicas = request.worker_replicas
     given = asked.model_fields_set if asked else set()
-    nodes = asked.nodes if asked and "nodes" in given else replicas or 1
+    count = asked.nodes if asked and "nodes" in given else replicas or 1
     devices = asked.accelerators_per_node if asked and "accelerators_per_node" in given else profile.devices_per_node
     kind = profile.kind if asked is None or asked.kind == "auto" else asked.kind
     if request.image and profile.images and not any(fnmatchcase(request.image, p) for p in profile.images):
         raise Refusal(422, f"image={request.image!r} is not allowed here; allowed are {', '.join(profile.images)}")
     own = {name: getattr(asked, name) for name in ("cpu", "memory", "shm")} if asked else {}
-    resources = Resources.model_validate({"nodes": nodes, "accelerators_per_node": devices, "kind": kind, **own})
-    return request.model_copy(update={"resources": resources, "worker_replicas": None})
+    update: dict[str, object] = {"worker_replicas": None}
+    if nodes is not None:
+        kind = nodes.kind
+        update |= {"profile": nodes.name, "timeouts": _timeouts(request.timeouts, nodes)}
+    update["resources"] = Resources.model_validate(
+        {"nodes": count, "accelerators_per_node": devices, "kind": kind, **own}
+    )
+    return request.model_copy(update=update)
+
+
+def _timeouts(asked: Timeouts, nodes: NodeProfile) -> Timeouts:
+    usual = nodes.timeouts.model_dump(exclude_none=True)
+    return Timeouts.model_validate(usual | {name: getattr(asked, name) for name in asked.model_fields_set})
 
 
 def check_script(resolved: Resolved, files: frozenset[str] | None) -> tuple[str, ...]:
@@ -95,13 +123,20 @@ def check_script(resolved: Resolved, files: frozenset[str] | None) -> tuple[str,
     return resolved.hints
 
 
-def check_secrets(names: list[str], folder: Path | None) -> None:
+def check_secrets(names: list[str], settings: Settings) -> None:
     """Refuse with 422 a secret the service does not hold. Only names are looked at, never contents."""
+    names, folder = held_here(names, settings), settings.secrets_dir
     if names and folder is None:
         raise Refusal(422, f"secret {names[0]!r}: this service holds none; it was started without --secrets-dir")
     for name in names:
         if folder is not None and not (folder / name).is_file():
             raise Refusal(422, f"secret {name!r} is not among those of the service; add the file to its secrets folder")
+
+
+def held_here(names: list[str], settings: Settings) -> list[str]:
+    """Those of the secrets that come from the service: the cluster gives the others to the nodes itself."""
+    by_cluster = settings.kubernetes.secrets if settings.backend == "kuberay" else {}
+    return [name for name in names if name not in by_cluster]
 
 
 def _run(script: str) -> list[str]:
