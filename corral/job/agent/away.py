@@ -6,11 +6,15 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
+import time
 from contextlib import suppress
 
+from corral.job.agent import records
 from corral.job.agent.aside import Aside
 from corral.job.agent.attempt import Attempt
 from corral.job.agent.heart import Heart
+from corral.job.agent.link import Backoff, Link, Unanswered
 from corral.job.agent.reach import Reach
 from corral.job.agent.ship import Shipper
 from corral.job.agent.stdout import Stdout
@@ -20,6 +24,10 @@ from corral.job.protocol.agent import EndRecord
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # seconds between Ray's SIGTERM and its SIGKILL, where it is not 3
 NEEDED = 2.2  # seconds of them that the agent needs for itself
 LEAST_GRACE, MOST_GRACE = 0.8, 60.0  # seconds that the command gets
+STRANGER = 5.0  # seconds of trying to deliver to a service that has not answered once, which reads what was said aside
+RECORDS_PATIENCE = 60.0  # seconds of trying to begin to send records
+
+_REFUSED = frozenset({400, 401, 403, 404, 409, 410, 413, 422})
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +37,7 @@ class Away:
 
     def __init__(self, attempt: Attempt, redactor: Redactor, reach: Reach, heart: Heart, shipper: Shipper) -> None:
         self._attempt, self._redactor, self._reach = attempt, redactor, reach
+        self._shipper = shipper
         self._out = Stdout()
         self._aside = Aside(attempt, redactor, reach, lambda: shipper.stored, heart.heartbeat, self._out)
 
@@ -54,18 +63,31 @@ class Away:
     def end(self, record: EndRecord, hasty: bool) -> None:
         """The end record is known."""
         self._aside.end(record, hasty)
+        if not self._reach.ever:
+            self._shipper.hurry(STRANGER)
 
     def finish(self, delivered: bool, hasty: bool) -> None:
-        """The service has everything, or nothing more can be done about it."""
+        """The service has everything that was written, or nothing more can be done about it."""
         self._aside.finish(delivered)
-        if delivered and not hasty:
+        if delivered and not hasty and self._send_records():
             self._remove_all()
         else:
-            self.remove_private()
+            remove_private(self._attempt)
 
-    def remove_private(self) -> None:
-        """What nobody needs when the command is over: secrets and source."""
-        remove_private(self._attempt)
+    def _send_records(self) -> bool:
+        link, backoff, began = Link(self._attempt), Backoff(threading.Event()), time.monotonic()
+        path = f"records?attempt={self._attempt.spec.attempt}"
+        while time.monotonic() - began < RECORDS_PATIENCE:
+            try:
+                status = link.upload(path, records.pack(self._attempt.folder, self._redactor))
+            except Unanswered as problem:
+                log.warning("records: %s", problem)
+            else:
+                log.info("records: status %d", status)
+                if status in (200, 204) or status in _REFUSED:
+                    return status in (200, 204)
+            backoff.wait()
+        return False
 
     def _remove_all(self) -> None:
         shutil.rmtree(self._attempt.folder, ignore_errors=True)

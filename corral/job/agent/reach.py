@@ -10,8 +10,10 @@ class Reach:
 
     def __init__(self) -> None:
         self._failing: dict[str, float] = {}  # caller → since when all its calls fail
+        self.ever = False  # it has answered once
 
     def answered(self, caller: str) -> None:
+        self.ever = True
         self._failing.pop(caller, None)
 
     def failed(self, caller: str) -> None:

@@ -13,6 +13,7 @@ from corral.job.service import (
     routes_agent,
     routes_bundles,
     routes_jobs,
+    routes_join,
     routes_records,
     routes_watch,
 )
@@ -21,7 +22,7 @@ from corral.job.service.context import Service
 from corral.job.service.gate import Gate, host_name
 
 PROTOCOL = "1"
-_ROUTERS = (routes_about, routes_jobs, routes_watch, routes_records, routes_bundles, routes_agent)
+_ROUTERS = (routes_about, routes_jobs, routes_watch, routes_records, routes_bundles, routes_agent, routes_join)
 _OPEN = ("/healthz", "/readyz")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from corral.errors import ConfigError, InfraError
 from corral.job.backends import folder as files
-from corral.job.backends.base import Backend
+from corral.job.backends.base import Backend, Presence
 from corral.job.core.admission import resources_of
 from corral.job.core.clock import Clock
 from corral.job.core.machine import HOLDS_DEVICES
@@ -29,8 +29,10 @@ OBSERVE_BOUND = 10.0  # seconds a backend has to say what it sees
 AGENT_SILENCE = 15.0  # seconds without a heartbeat after which the service collects the logs itself
 STOP_GRACE = 6.0  # seconds until all of a stopped attempt is killed; its agent kills the command after half of that
 LISTEN = 5.0  # seconds between looks at a cluster for what an agent that is not heard says there
+RECORDS_BOUND = 100.0  # seconds an agent has for them after the end; below the time limit of collecting
 GIVE_UP = 900.0  # seconds of trying to start an attempt of a job that has no start limit
 
+_SPEAKING = frozenset({Presence.ACTIVE, Presence.ENDED})
 ON_NODES = frozenset({JobState.PROVISIONING, JobState.PREFLIGHT, JobState.RUNNING})
 
 log = logging.getLogger("corral.service.runner")
@@ -119,9 +121,17 @@ class Attempts:
     async def logs_complete(self, job: JobRecord, seen: Seen) -> bool:
         if seen.drained:
             return True
-        if seen.end is None:
+        if seen.end is None or self._sends_records(job, seen):
             return False
         return shipped(seen.end, await self._journal.read(self._journal.store.watermarks, job.job_id, job.attempt))
+
+    def _sends_records(self, job: JobRecord, seen: Seen) -> bool:
+        """Whether to wait for an agent that sends what its command left, which would be lost with its nodes; it ends
+        when that is done."""
+        if not self._backend.remote or seen.agent_gone or seen.heard_at is None:
+            return False
+        now = self._clock.now()
+        return now - seen.heard_at <= AGENT_SILENCE and now - job.state_since <= RECORDS_BOUND
 
     async def keep_end(self, job: JobRecord, record: EndRecord) -> None:
         """Write a posted end record where one on disk is looked for. Raises InfraError."""
@@ -185,10 +195,10 @@ class Attempts:
 
     def _unheard(self, seen: Seen) -> bool:
         """Whether it is time to look for what an agent that cannot reach us says at the cluster."""
-        silent_since = max(seen.heard_at or 0.0, seen.since)
-        if not self._backend.remote or self._clock.now() - silent_since <= AGENT_SILENCE - LISTEN:
+        if not self._backend.remote or seen.observation is None or seen.observation.presence not in _SPEAKING:
             return False
-        return self._clock.now() - seen.listened_at > LISTEN
+        now, silent_since = self._clock.now(), max(seen.heard_at or 0.0, seen.since)
+        return now - silent_since > AGENT_SILENCE - LISTEN and now - seen.listened_at > LISTEN
 
     def _begin(self, job: JobRecord, seen: Seen, work: Coroutine[Any, Any, None]) -> None:
         async def guarded() -> None:
@@ -221,14 +231,14 @@ class Attempts:
     async def _listen(self, job: JobRecord, seen: Seen) -> None:
         """The agent is not heard: what it says may be on record at the cluster."""
         seen.listened_at = self._clock.now()
-        await self._drain(job, final=False, seen=seen)
+        await self._drain(job, seen)
 
     async def _collect(self, job: JobRecord, seen: Seen) -> None:
         if seen.end is None and not seen.stopped:
             await self._backend.stop(job.submission_id, STOP_GRACE)
             seen.stopped = True
             return
-        stored = await self._drain(job, final=False)
+        stored = await self._drain(job)
         seen.drained = True
         if stored:
             fields = {"message": f"the agent did not ship the last {stored} bytes of output; the service read them"}
@@ -237,19 +247,23 @@ class Attempts:
     async def _clean(self, job: JobRecord, seen: Seen) -> None:
         if self._backend.remote:  # what it holds of the output goes with it
             with suppress(InfraError):
-                await self._drain(job, final=False)
+                await self._drain(job)
         await self._backend.destroy(job.submission_id)
-        await self._drain(job, final=True)  # nobody writes any more
+        await self._store(job, final=True)  # nobody writes any more
         if (folder := self._backend.attempt_dir(job.submission_id)) is not None:
             await asyncio.to_thread(files.remove, folder / files.SPEC)  # it holds secrets, which nobody needs any more
         seen.absent = True
 
-    async def _drain(self, job: JobRecord, final: bool, seen: Seen | None = None) -> int:
+    async def _drain(self, job: JobRecord, seen: Seen | None = None) -> int:
+        """Bring what the agent did not ship, and store it; how many bytes that was."""
         if self._backend.remote:
             watermarks = await self._journal.read(self._journal.store.watermarks, job.job_id, job.attempt)
             heard = await self._backend.fetch(job.submission_id, watermarks)
             if heard is not None and seen is not None and heard.attempt == job.attempt:
                 seen.hear(heard, self._clock.now())
+        return await self._store(job, final=False)
+
+    async def _store(self, job: JobRecord, final: bool) -> int:
         folder = self._backend.attempt_dir(job.submission_id)
         if folder is None:
             return 0

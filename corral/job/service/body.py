@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.requests import ClientDisconnect
 
-from corral.job.protocol.agent import EndRecord, Heartbeat, LogBatch
+from corral.job.protocol.agent import EndRecord, Heartbeat, Join, LogBatch
 from corral.job.protocol.preflight import PreflightReport
 from corral.job.protocol.submit import SubmitRequest
 from corral.job.service.errors import Refusal, validation_line
 
-MODELS: tuple[type[BaseModel], ...] = (SubmitRequest, LogBatch, Heartbeat, EndRecord, PreflightReport)
+MODELS: tuple[type[BaseModel], ...] = (SubmitRequest, LogBatch, Heartbeat, EndRecord, PreflightReport, Join)
 SECONDS = 60.0  # for a JSON body to arrive
 DRAINED = 8 << 20  # read and dropped after a refusal, so that the client gets to read the answer
 

@@ -35,7 +35,7 @@ async def store_lines(request: Request, job_id: AgentOf) -> Watermarks | Respons
     service = service_of(request)
     batch = await read_model(request, LogBatch, MAX_BODY)
     check_batch(batch)
-    await _job(service, job_id, batch.attempt)
+    await present_job(service, job_id, batch.attempt)
     try:
         marks = await service.journal.write(service.journal.store.append_logs, job_id, batch)
     except Misfit as error:
@@ -51,7 +51,7 @@ async def store_lines(request: Request, job_id: AgentOf) -> Watermarks | Respons
 async def watermarks(request: Request, job_id: AgentOf, attempt: Annotated[int, Query(ge=1, le=10_000)]) -> Watermarks:
     """How much of each source is stored."""
     service = service_of(request)
-    await _job(service, job_id, attempt)
+    await present_job(service, job_id, attempt)
     marks = await service.journal.read(service.journal.store.watermarks, job_id, attempt)
     return Watermarks(watermarks=marks)
 
@@ -61,7 +61,7 @@ async def heartbeat(request: Request, job_id: AgentOf) -> Orders:
     """The agent is alive; the answer says whether it has to stop its command."""
     service = service_of(request)
     heard = await read_model(request, Heartbeat, MAX_BODY)
-    await _job(service, job_id, heard.attempt)
+    await present_job(service, job_id, heard.attempt)
     return await service.runner.heartbeat(job_id, heard)
 
 
@@ -70,7 +70,7 @@ async def preflight(request: Request, job_id: AgentOf) -> Response:
     """What the checks of the nodes found; the first report of an attempt is kept."""
     service = service_of(request)
     report = await read_model(request, PreflightReport, MAX_REPORT)
-    await _job(service, job_id, report.attempt)
+    await present_job(service, job_id, report.attempt)
     try:
         await service.journal.write(keep_report, job_id, report, service.journal.store)
     except Ended as error:
@@ -85,12 +85,12 @@ async def end(request: Request, job_id: AgentOf) -> Response:
     record = await read_model(request, EndRecord, service.settings.limits.body)
     if record.job_id != job_id or not record.is_whole():
         raise Refusal(422, "the end record is of another job, or its digest does not fit its content")
-    await _job(service, job_id, record.attempt)
+    await present_job(service, job_id, record.attempt)
     await service.runner.end(job_id, record)
     return Response(status_code=204)
 
 
-async def _job(service: Service, job_id: str, attempt: int) -> JobRecord:
+async def present_job(service: Service, job_id: str, attempt: int) -> JobRecord:
     """Raises Refusal: 404 for a job that is unknown, 410 for an attempt that is not its present one."""
     job = await service.journal.read(service.journal.store.get, job_id)
     if job is None:

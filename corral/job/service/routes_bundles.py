@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 from starlette.responses import Response
@@ -15,13 +13,13 @@ from corral.job.service.auth import Submitter
 from corral.job.service.body import pieces
 from corral.job.service.context import service_of
 from corral.job.service.errors import Refusal, answers
+from corral.job.service.threads import in_threads
 
 router = APIRouter(prefix="/api/v1/bundles", tags=["bundles"])
 
 SECONDS = 600.0  # for a bundle to arrive
 
 Digest = Annotated[str, Path(pattern=f"^{names.DIGEST.pattern}$")]
-T = TypeVar("T")
 
 
 @router.head("/{digest}", response_class=Response, responses=answers(404))
@@ -46,22 +44,9 @@ async def put(request: Request, caller: Submitter, digest: Digest) -> Response:
             pass
         return Response(status_code=200)
     try:
-        async with asyncio.timeout(SECONDS), _in_threads(service.bundles.receive(digest)) as upload:
+        async with asyncio.timeout(SECONDS), in_threads(service.bundles.receive(digest)) as upload:
             async for piece in pieces(request, limit):
                 await asyncio.to_thread(upload.write, piece)
     except TimeoutError as error:
         raise Refusal(408, f"the bundle did not arrive within {SECONDS:.0f} s") from error
     return Response(status_code=201)
-
-
-@asynccontextmanager
-async def _in_threads(blocking: AbstractContextManager[T]) -> AsyncIterator[T]:
-    """A context manager that waits for the disk, entered and left in threads."""
-    inside = await asyncio.to_thread(blocking.__enter__)
-    try:
-        yield inside
-    except BaseException as error:
-        if not await asyncio.to_thread(blocking.__exit__, type(error), error, error.__traceback__):
-            raise
-    else:
-        await asyncio.to_thread(blocking.__exit__, None, None, None)

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from corral.job.service import records
+from corral.job.agent import records
 from corral.job.service.auth import Reader, agent_token, job_for
 from corral.job.service.context import service_of
 from corral.job.service.errors import Refusal, answers

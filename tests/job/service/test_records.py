@@ -13,8 +13,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corral.job.agent.records import pack
 from corral.job.core.redact import Redactor
-from corral.job.service.records import pack
 from corral.job.service.settings import Limits
 from tests.job.service.running import Running, running
 
