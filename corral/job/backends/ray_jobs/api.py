@@ -48,7 +48,7 @@ class Submission:
 @dataclass(frozen=True)
 class RayJob:
     """What Ray says of a job. exit_code: of the entrypoint, 128 + n for signal n; None while it runs and when it was
-    stopped. start, end: Unix seconds."""
+    stopped. start, end: Unix seconds. entrypoint: as it was submitted."""
 
     submission_id: str
     status: str
@@ -58,6 +58,7 @@ class RayJob:
     metadata: Mapping[str, str] = field(default_factory=dict)
     start: float | None = None
     end: float | None = None
+    entrypoint: str = ""
 
     @property
     def over(self) -> bool:
@@ -289,6 +290,7 @@ def ray_job(said: Any) -> RayJob | None:
         metadata=metadata,
         start=_seconds(said.get("start_time")),
         end=_seconds(said.get("end_time")),
+        entrypoint=str(said.get("entrypoint") or ""),
     )
 
 

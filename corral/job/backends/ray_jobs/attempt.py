@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from corral.errors import ConfigError
 from corral.job.backends.base import Observation, Placement, Presence
 from corral.job.backends.ray_jobs.api import PENDING, RayJob, RayNode, Submission
 from corral.job.backends.ray_jobs.errors import fate_of, said
-from corral.job.backends.ray_jobs.harvest import Harvest
+from corral.job.backends.ray_jobs.harvest import NONCE, Harvest
 from corral.job.protocol.agent import BOARDING as AGENT_BOARDING
 from corral.job.protocol.agent import TOKEN as AGENT_TOKEN
 from corral.job.protocol.agent import AgentSpec, Boarding
@@ -88,10 +89,12 @@ def submission_of(
 
     Raises ConfigError for a command and environment that are too long.
     """
+    # Ray quotes the entrypoint in the log, which it keeps and goes on with when a deleted job's id comes again.
+    text = f"{entrypoint(settings)} {NONCE}{secrets.token_hex(8)}"
     env = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)}
     if agent_env:
         env |= {AGENT_TOKEN: spec.token, AGENT_BOARDING: boarding_of(spec, settings, secret_env)}
-    return Submission(spec.submission_id, entrypoint(settings), env, metadata_of(spec, settings, placement))
+    return Submission(spec.submission_id, text, env, metadata_of(spec, settings, placement))
 
 
 def observation_of(job: RayJob | None, output: Sequence[str] | None = ()) -> Observation:

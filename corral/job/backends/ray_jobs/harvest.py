@@ -16,7 +16,7 @@ from pathlib import Path
 
 from corral.errors import InfraError
 from corral.job.backends import folder as files
-from corral.job.backends.ray_jobs.api import JobsApi
+from corral.job.backends.ray_jobs.api import JobsApi, RayJob
 from corral.job.backends.ray_jobs.raw import RawFiles
 from corral.job.backends.ray_jobs.tail import Tail
 from corral.job.protocol.agent import EndRecord, Heartbeat
@@ -28,6 +28,7 @@ SETTLE_BOUND = 3.0  # seconds that one look waits for the log of a job that is o
 GIVE_UP = 60.0  # seconds of trying to read the log of a job that is over
 FOLLOW = 60.0  # seconds that a log is followed after it was last asked for
 PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between readings
+NONCE = "# "  # a comment at the end of the entrypoint, which tells this start of it from all others
 WORDS = 20  # last lines of output that are kept for messages
 LONGEST_WORD = 500  # characters of each
 
@@ -44,7 +45,7 @@ class Harvest:
     async def fetch(self, api: JobsApi, submission_id: str, watermarks: Mapping[str, int]) -> Heartbeat | None:
         """See Backend.fetch. Raises InfraError."""
         job = await api.get(submission_id)
-        its = self._log(api, submission_id) if job is not None else None
+        its = await self._log(api, submission_id, job)
         if job is None or its is None:
             return None
         its.stored(watermarks)
@@ -57,8 +58,9 @@ class Harvest:
     async def settled(self, api: JobsApi, submission_id: str) -> bool:
         """Of a job that is over: whether all is known that its log says about its end. The end record is on disk then,
         when there is one. Returns after SETTLE_BOUND at the latest. Raises InfraError when the disk refuses."""
-        its = self._log(api, submission_id)
-        if its is None or self.end_record(submission_id) is not None:
+        if self.end_record(submission_id) is not None:
+            return True
+        if (its := await self._log(api, submission_id)) is None:
             return True
         return await its.finish(SETTLE_BOUND, complete=False)
 
@@ -78,29 +80,35 @@ class Harvest:
         if (its := self._logs.pop(submission_id, None)) is not None:
             await its.close()
 
-    def _log(self, api: JobsApi, submission_id: str) -> _Log | None:
-        """None for a submission that has no folder here."""
+    async def _log(self, api: JobsApi, submission_id: str, job: RayJob | None = None) -> _Log | None:
+        """None for a submission that has no folder here, or no job there."""
         known = files.split(submission_id)
         if known is None:
             return None
         folder = files.attempt_folder(self._data_dir, *known)
-        if not folder.is_dir():
-            return None
         its = self._logs.get(submission_id)
-        if its is None or its.api is not api:
-            its = self._logs[submission_id] = _Log(api, submission_id, folder, *known)
+        if its is not None and its.api is api:
+            return its
+        job = job or await api.get(submission_id)
+        if job is None or not folder.is_dir():
+            return None
+        if its is not None:
+            await its.close()
+        its = self._logs[submission_id] = _Log(api, job, folder, *known)
         return its
 
 
 class _Log:
     """The log of one submission: followed while its job runs and somebody asks, read to its end when that is over."""
 
-    def __init__(self, api: JobsApi, submission_id: str, folder: Path, job_id: str, attempt: int) -> None:
-        self.api, self._submission_id, self._folder = api, submission_id, folder
+    def __init__(self, api: JobsApi, job: RayJob, folder: Path, job_id: str, attempt: int) -> None:
+        self.api, self._submission_id, self._folder = api, job.submission_id, folder
         self._job_id, self._attempt = job_id, attempt
+        self._entrypoint = job.entrypoint if NONCE in job.entrypoint else None
+        self._begun = self._entrypoint is None
         self._words: deque[str] = deque(maxlen=WORDS)
         self._raw = RawFiles(folder)
-        self._tail = Tail(api, submission_id, self._take)
+        self._tail = Tail(api, job.submission_id, self._take, self._restart)
         self._end: EndRecord | None = None
         self._heard: Heartbeat | None = None
         self._news = False
@@ -228,8 +236,15 @@ class _Log:
 
     # Lines ----------------------------------------------------------------------------------------------------------
 
+    def _restart(self) -> None:
+        self._begun = self._entrypoint is None
+        self._words.clear()
+
     def _take(self, line: str) -> None:
         """Raises OSError and InfraError when the disk refuses."""
+        if not self._begun:
+            self._begun = self._entrypoint is not None and line.endswith(self._entrypoint)
+            return
         said = parse(line)
         if isinstance(said, Bytes):
             self._raw.put(said)

@@ -47,20 +47,19 @@ class Lines:
 
 
 class Tail:
-    """take: gets each line of the log once, in order, and all of them again when the log turns out to be another.
+    """take: gets each line of the log once, in order, and all of them again, after `restart` was called, when the log
+    turns out to be another. taken: characters that were taken."""
 
-    taken: characters that were taken. restarts: times that it was another log.
-    """
-
-    def __init__(self, api: JobsApi, submission_id: str, take: Callable[[str], None]) -> None:
-        self._api, self._submission_id, self._take = api, submission_id, take
-        self.restarts = 0
+    def __init__(
+        self, api: JobsApi, submission_id: str, take: Callable[[str], None], restart: Callable[[], None]
+    ) -> None:
+        self._api, self._submission_id, self._take, self._restart = api, submission_id, take, restart
         self._begin()
 
     def start_over(self) -> None:
         """Take everything again."""
-        self.restarts += 1
         self._begin()
+        self._restart()
 
     async def once(self, moved: Callable[[], bool] = lambda: False) -> int:
         """Read from the socket until it ends; how many characters came. moved: called after each piece that held
