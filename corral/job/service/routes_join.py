@@ -68,7 +68,7 @@ async def bundle(request: Request, job_id: AgentOf, attempt: Attempt) -> Respons
     "/records",
     status_code=204,
     responses=answers(404, 408, 409, 410, 413, 503),
-    openapi_extra={"requestBody": {"required": True, "content": {MEDIA: {"schema": {}}}}},
+    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {}}}}},
 )
 async def put_records(request: Request, job_id: AgentOf, attempt: Attempt) -> Response:
     """What the command left in its run folder, with the files about the attempt: an archive as `GET …/records` gives
