@@ -34,6 +34,7 @@ class Case:
     checkpointing: bool = False
     reshard: bool = True
     limits: MicroBatches = ROWS
+    fused: bool = False
 
     def alone(self) -> Case:
         """The same work in one process, split otherwise: one sample a row, no checkpointing."""
@@ -85,6 +86,7 @@ def train(rank: Rank, case: Case, batch: Batch | None = None, spoil: int | None 
         checkpointing=case.checkpointing,
         reshard_after_forward=case.reshard,
         limits=case.limits,
+        fused=case.fused,
     )
     engine = Engine(plan, rank, horizon=STEPS)
     share, micro, picked = share_of(batch, engine, case.limits)

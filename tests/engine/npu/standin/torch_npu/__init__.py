@@ -1,7 +1,7 @@
 """Stands in for torch_npu in tests: the calls Corral makes, with CPU tensors, as torch_npu's own text describes them.
 
-Plain and slow on purpose: one segment, one head at a time, in float64, with the backward pass written out. Whatever the
-text rules out is an error here, also where a device would compute something.
+Plain on purpose: one segment at a time, in float64, with the backward pass of attention written out. Whatever the text
+rules out is an error here, also where a device would compute something.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def npu_fusion_attention(
     _must(pse is None and padding_mask is None and prefix is None and sink is None, "not used by Corral")
     _must(keep_prob == 1.0 and dropout_mask is None, "no dropout")
     _must(all(x.is_contiguous() for x in (query, key, value)), "contiguous")
-    starts, ends = _segments(query.shape[0], actual_seq_qlen), _segments(key.shape[0], actual_seq_kvlen)
+    of_q, of_k = _segments(query.shape[0], actual_seq_qlen), _segments(key.shape[0], actual_seq_kvlen)
     seen = _visible(atten_mask, sparse_mode)
-    out = _Attention.apply(query, key, value, scale, starts, ends, seen)  # type: ignore[no-untyped-call]
+    out = _Attention.apply(query, key, value, scale, of_q, of_k, seen)  # type: ignore[no-untyped-call]
     unused = query.new_zeros(0)
     return out, unused.float(), unused.float(), unused, 0, 0, 0
 
@@ -89,42 +89,51 @@ def _visible(mask: Tensor | None, sparse_mode: int) -> Any:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, starts: Any, ends: Any, seen: Any) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, of_q: Any, of_k: Any, seen: Any) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        ctx.given = scale, starts, ends, seen
-        out = torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=torch.float64)
-        for head, kv, rows, columns in _work(q, k, starts, ends):
-            weights = _weights(q[rows, head], k[columns, kv], scale, seen)
-            out[rows, head] = weights @ v[columns, kv].double()
-        return out.to(q.dtype)
+        ctx.given = scale, of_q, of_k, seen
+        parts = []
+        for rows, columns in _pairs(of_q, of_k):
+            weights = _weights(q[rows], k[columns], scale, seen)
+            parts.append(torch.einsum("hij,jhd->ihd", weights, _per_query_head(v[columns], q)))
+        return torch.cat(parts).to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         q, k, v = ctx.saved_tensors
-        scale, starts, ends, seen = ctx.given
+        scale, of_q, of_k, seen = ctx.given
         grad = grads[0].double()
-        dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float64) for x in (q, k, v))
-        for head, kv, rows, columns in _work(q, k, starts, ends):
-            weights = _weights(q[rows, head], k[columns, kv], scale, seen)
-            dv[columns, kv] += weights.T @ grad[rows, head]
-            dweights = grad[rows, head] @ v[columns, kv].double().T
+        dq, dk, dv = [], [], []
+        for rows, columns in _pairs(of_q, of_k):
+            weights = _weights(q[rows], k[columns], scale, seen)
+            dweights = torch.einsum("ihd,jhd->hij", grad[rows], _per_query_head(v[columns], q))
             dscores = weights * (dweights - (dweights * weights).sum(-1, keepdim=True)) * scale
-            dq[rows, head] += dscores @ k[columns, kv].double()
-            dk[columns, kv] += dscores.T @ q[rows, head].double()
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None, None
+            dq.append(torch.einsum("hij,jhd->ihd", dscores, _per_query_head(k[columns], q)))
+            dk.append(_per_key_head(torch.einsum("hij,ihd->jhd", dscores, q[rows].double()), k))
+            dv.append(_per_key_head(torch.einsum("hij,ihd->jhd", weights, grad[rows]), v))
+        out = [torch.cat(parts).to(x.dtype) for parts, x in ((dq, q), (dk, k), (dv, v))]
+        return *out, None, None, None, None
 
 
-def _work(q: Tensor, k: Tensor, starts: Any, ends: Any) -> Any:
-    """Query head, its key/value head, and the rows of q and of k of one segment, for all of them."""
-    group = q.shape[1] // k.shape[1]
-    for (q0, q1), (k0, k1) in zip(starts, ends, strict=True):
-        for head in range(q.shape[1]):
-            yield head, head // group, slice(q0, q1), slice(k0, k1)
+def _pairs(of_q: Any, of_k: Any) -> Any:
+    """The rows of q and of k of each segment."""
+    return [(slice(*ours), slice(*theirs)) for ours, theirs in zip(of_q, of_k, strict=True)]
 
 
 def _weights(q: Tensor, k: Tensor, scale: float, seen: Any) -> Tensor:
-    scores = q.double() @ k.double().T * scale
+    """[N, queries, keys] of one segment."""
+    scores = torch.einsum("ihd,jhd->hij", q.double(), _per_query_head(k, q)) * scale
     return torch.softmax(scores.masked_fill(~seen(len(q), len(k)), -torch.inf), dim=-1)
+
+
+def _per_query_head(x: Tensor, q: Tensor) -> Tensor:
+    """[T, Nkv, D] to [T, N, D]: query head h reads key/value head h // (N / Nkv)."""
+    return x.double().repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+
+
+def _per_key_head(x: Tensor, k: Tensor) -> Tensor:
+    """[T, N, D] to [T, Nkv, D]: what the query heads of one key/value head add up to."""
+    return x.view(x.shape[0], k.shape[1], -1, x.shape[2]).sum(2)
 
 
 def npu_rms_norm(self: Tensor, gamma: Tensor, epsilon: float = 1e-06) -> tuple[Tensor, Tensor]:
