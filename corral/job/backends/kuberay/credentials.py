@@ -13,10 +13,12 @@ from corral.job.backends.kuberay.errors import Unauthorized
 
 @dataclass(frozen=True)
 class Credential:
-    """token: for the Authorization header. certificate: PEM texts of a client certificate and its key."""
+    """token: for the Authorization header. certificate: PEM texts of a client certificate and its key.
+    passing: there will be another certificate, so a connection that showed this one is not used again."""
 
     token: str | None = field(default=None, repr=False)
     certificate: tuple[str, str] | None = field(default=None, repr=False)
+    passing: bool = False
 
 
 class Credentials(Protocol):

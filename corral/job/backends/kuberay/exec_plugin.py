@@ -151,4 +151,4 @@ def _credential(output: bytes, plugin: Plugin) -> tuple[Credential, float]:
     pair = (certificate, key) if certificate and key else None
     if not token and pair is None:
         raise _failed(plugin, "it prints neither a token nor a certificate with its key")
-    return Credential(token, pair), until
+    return Credential(token, pair, passing=True), until

@@ -15,7 +15,7 @@ import httpx
 from corral import __version__
 from corral.errors import ConfigError
 from corral.job.backends.kuberay.credentials import Credential, Credentials, load_certificate
-from corral.job.backends.kuberay.errors import KubeError, Throttled, Unauthorized, Unreachable, error_of
+from corral.job.backends.kuberay.errors import KubeError, Throttled, Unauthorized, Unreachable, error_of, one_line
 
 _LARGEST_ERROR = 1 << 20  # bytes of an error's body that are read
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError, httpx.UnsupportedProtocol)
@@ -67,6 +67,7 @@ class Transport:
             headers={"User-Agent": f"corral/{__version__}", "Accept-Encoding": "identity"},
             timeout=httpx.Timeout(patience.read, connect=patience.connect),
             proxy=access.proxy,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=20),  # each watch and log holds one
             trust_env=access.environment_proxy,
             # Reading all authorities takes 20 ms; without TLS a context that trusts nobody will do.
             verify=access.tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
@@ -136,9 +137,11 @@ class Transport:
         finally:
             await answer.aclose()
 
-    def lost(self, what: str, error: Exception) -> Unreachable:
+    def lost(self, what: str, error: Exception) -> KubeError:
         """The error of a connection that failed."""
-        said = str(error) or type(error).__name__
+        said = one_line(str(error)) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in said:
+            return KubeError(0, "Certificate", f"{what}: {self.access.source}: the server is not trusted: {said}")
         return Unreachable(
             f"{what}: {self.access.server} does not answer: {said}", sent=not isinstance(error, _NOT_SENT)
         )
@@ -193,6 +196,8 @@ class _Identity(httpx.Auth):
             except ssl.SSLError as error:
                 raise Unauthorized(401, "Certificate", f"{self._access.source}: client certificate: {error}") from None
             self._presented = credential.certificate
+        if credential.certificate and credential.passing:
+            request.headers["Connection"] = "close"
 
 
 def _worth_another(error: KubeError, safe: bool) -> bool:

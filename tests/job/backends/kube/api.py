@@ -90,14 +90,14 @@ class FakeKube:
         self.close()
 
     def close(self) -> None:
-        """End all connections. Raises what a hook raised."""
-        trouble = []
+        """End all connections. Raises what a hook raised, and what went wrong in here."""
+        trouble: list[BaseException | None] = []
         while self._calls:  # a hook may change something, which calls hooks again
             trouble.append(self._calls.popleft().exception())
         self._hooks.clear()
         self._caller.shutdown()
         self._server.close()
-        for error in trouble:
+        for error in [*trouble, *self._server.crashes]:
             if error is not None:
                 raise error
 
@@ -238,4 +238,8 @@ class FakeKube:
             self._calls.append(self._caller.submit(hook, shown, copy.deepcopy(moment.last)))
 
     def _wake(self) -> None:
-        self._server.loop.call_soon_threadsafe(lambda: [event.set() for event in self._watchers])
+        self._server.loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        for event in self._watchers:
+            event.set()

@@ -90,13 +90,15 @@ Handler = Callable[[Request, Exchange], Awaitable[None]]
 
 
 class Server:
-    """Serves from construction until `close`. loop: its event loop, in a thread of its own. open: connections now."""
+    """Serves from construction until `close`. loop: its event loop, in a thread of its own. open: connections now.
+    crashes: what handlers raised; their connections close without an answer."""
 
     def __init__(self, handler: Handler, tls: ssl.SSLContext | None = None) -> None:
         self._handler = handler
         self._tls = tls
         self._connections: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
+        self.crashes: list[BaseException] = []
         self.loop = asyncio.new_event_loop()
         self.port = 0
         self._thread = threading.Thread(target=self._run, name="fake kube", daemon=True)
@@ -132,12 +134,18 @@ class Server:
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = self.loop.create_task(self._talk(reader, writer))
         self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.crashes.append(error)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             exchange = Exchange(reader, writer)
             while exchange.keep and (request := await _request(reader, writer)) is not None:
+                exchange.keep = request.headers.get("connection", "").lower() != "close"
                 await self._handler(request, exchange)
         except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
             pass  # the client went away

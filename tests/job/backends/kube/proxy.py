@@ -22,11 +22,12 @@ async def forward(request: Request, exchange: Exchange, address: tuple[str, int]
     lines = [f"{request.method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + request.body)
     exchange.keep = False
-    back = asyncio.ensure_future(_pump(reader, exchange.writer))
+    back = asyncio.ensure_future(_answer(reader, exchange.writer, upgrade))
+    # Without an upgrade the client says nothing more; only that it goes matters.
     there = asyncio.ensure_future(_pump(exchange.reader, writer))
     try:
         # Either end may close: then the other one has nothing more to say either.
-        await asyncio.wait({back, there}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((back, there), return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in (back, there):
             task.cancel()
@@ -34,6 +35,16 @@ async def forward(request: Request, exchange: Exchange, address: tuple[str, int]
         writer.close()
         exchange.abort()
     return True
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upgrade: bool) -> None:
+    """Said to be the last one of its connection, unless the connection becomes another one."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    if not upgrade:
+        lines = [line for line in head.split(b"\r\n")[:-2] if not line.lower().startswith(b"connection:")]
+        head = b"\r\n".join([*lines, b"Connection: close", b"", b""])
+    writer.write(head)
+    await _pump(reader, writer)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

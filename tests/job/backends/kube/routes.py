@@ -178,7 +178,8 @@ class Routes:
     async def _watch(self, request: Request, call: Call, exchange: Exchange) -> None:
         asked, store = request.query, self._kube.store
         matches = _matches(asked)
-        first, version = [], asked.get("resourceVersion", "")
+        first: list[Object] = []
+        version = asked.get("resourceVersion", "")
         if version in ("", "0"):
             first, now = store.list(call.kind, call.namespace, matches)
             version = str(now)

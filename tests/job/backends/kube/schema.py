@@ -25,7 +25,7 @@ def _schema() -> Mapping[str, Any] | None:
 def _validator() -> Any:
     from jsonschema import Draft202012Validator
 
-    return Draft202012Validator(_schema())
+    return Draft202012Validator(dict(_schema() or {}))
 
 
 def check_rayjob(kind: Kind, thing: Object) -> None:

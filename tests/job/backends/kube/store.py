@@ -22,6 +22,8 @@ from tests.job.backends.kube.patching import PatchError, merged, patched
 from tests.job.backends.kube.selectors import Matches
 
 Object = dict[str, Any]
+Owner = Mapping[str, Any]
+Owners = list[Owner]  # a name of its own: the store has a method `list`
 
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 _FIXED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "generation", "resourceVersion")
@@ -331,7 +333,7 @@ class Store:
     def _by_uid(self, uid: str) -> Object | None:
         return next((thing for thing in self._objects.values() if thing["metadata"]["uid"] == uid), None)
 
-    def _references(self, uid: str) -> list[Mapping[str, Any]]:
+    def _references(self, uid: str) -> Owners:
         all_owners = (thing["metadata"].get("ownerReferences") or [] for thing in self._objects.values())
         return [owner for owner in itertools.chain.from_iterable(all_owners) if owner["uid"] == uid]
 

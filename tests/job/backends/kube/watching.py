@@ -38,11 +38,13 @@ class Watch:
     bookmarks: float | None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _held: bytes | None = None
+    _closed: asyncio.Future[bytes] | None = None
 
     async def run(self, first: Iterable[Object]) -> None:
         """Until its time is over, a fault ends it or the client goes. first: shown as added before all else."""
         await self.exchange.begin("application/json")
-        closed = asyncio.ensure_future(self.exchange.reader.read(1))  # a client that watches sends nothing more
+        # A client that watches sends nothing more.
+        closed = self._closed = asyncio.ensure_future(self.exchange.reader.read(1))
         try:
             for thing in first:
                 await self._event("ADDED", thing)
@@ -71,9 +73,9 @@ class Watch:
                 await self._bookmark()
                 bookmark_at = now + (self.bookmarks or 0.0)
             left = min(ends, bookmark_at, now + _HELD if self._held else ends) - time.monotonic()
-            woken = asyncio.ensure_future(self.wake.wait())
+            woken: asyncio.Future[Any] = asyncio.ensure_future(self.wake.wait())
             try:
-                await asyncio.wait({woken, closed}, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((woken, closed), timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 woken.cancel()
             if closed.done():
@@ -130,7 +132,8 @@ class Watch:
         if fault.effect == "cut":
             await self.exchange.chunk(line[: len(line) // 2])
         elif fault.effect == "freeze":
-            await self.exchange.until_closed()
+            if self._closed is not None:
+                await asyncio.wait((self._closed,))
         else:
             await self.exchange.end()
         raise _Over
