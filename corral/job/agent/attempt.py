@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,3 +88,16 @@ class Attempt:
     @property
     def _unfinished_end(self) -> Path:
         return self.folder / ".end.json.unfinished"
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and those above it, closed to others. Raises InfraError, also when it is somebody else's: the place
+    is known to everyone on the node."""
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise InfraError(f"cannot make {error.filename}: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise InfraError(f"{folder} is not a folder of this user alone; remove it, or set another nodes.agent_dir")

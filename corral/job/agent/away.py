@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from corral.job.agent import records
@@ -15,6 +16,7 @@ from corral.job.agent.aside import Aside
 from corral.job.agent.attempt import Attempt
 from corral.job.agent.heart import Heart
 from corral.job.agent.link import Backoff, Link, Unanswered
+from corral.job.agent.mirroring import Mirroring
 from corral.job.agent.reach import Reach
 from corral.job.agent.ship import Shipper
 from corral.job.agent.stdout import Stdout
@@ -39,6 +41,7 @@ class Away:
         self._attempt, self._redactor, self._reach = attempt, redactor, reach
         self._shipper = shipper
         self._out = Stdout()
+        self._mirroring = Mirroring(attempt, os.environ, lambda line: self._out.put(f"corral: {redactor(line)}"))
         self._aside = Aside(attempt, redactor, reach, lambda: shipper.stored, heart.heartbeat, self._out)
 
     @property
@@ -54,11 +57,15 @@ class Away:
         self._out.start()
         self._aside.start()
 
-    def prepare(self) -> None:
-        """The source is unpacked here: the other nodes get it too."""
+    def prepare(self, wanted: Callable[[], bool]) -> None:
+        """The source is unpacked here: the other nodes get it too. wanted: whether the command still is.
+
+        Raises InfraError."""
+        self._mirroring.begin(wanted)
 
     def collect(self, hasty: bool) -> None:
         """The command is over: what it left on other nodes comes here."""
+        self._mirroring.last(hasty)
 
     def end(self, record: EndRecord, hasty: bool) -> None:
         """The end record is known."""
@@ -70,9 +77,11 @@ class Away:
         """The service has everything that was written, or nothing more can be done about it."""
         self._aside.finish(delivered)
         if delivered and not hasty and self._send_records():
-            self._remove_all()
+            self._mirroring.remove(all_of_it=True)
+            shutil.rmtree(self._attempt.folder, ignore_errors=True)
         else:
             remove_private(self._attempt)
+            self._mirroring.remove(all_of_it=False)
 
     def _send_records(self) -> bool:
         link, backoff, began = Link(self._attempt), Backoff(threading.Event()), time.monotonic()
@@ -88,9 +97,6 @@ class Away:
                     return status in (200, 204)
             backoff.wait()
         return False
-
-    def _remove_all(self) -> None:
-        shutil.rmtree(self._attempt.folder, ignore_errors=True)
 
 
 def remove_private(attempt: Attempt) -> None:

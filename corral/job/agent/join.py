@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import signal
-import stat
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from corral.errors import ConfigError, CorralError, InfraError
-from corral.job.agent.attempt import Attempt
+from corral.job.agent.attempt import Attempt, make_private
 from corral.job.agent.link import Backoff, Link, Unanswered
 from corral.job.agent.run import run
 from corral.job.protocol.agent import BOARDING, TOKEN, AgentSpec, Boarding, EndRecord, Join, Joined, Misfit
@@ -45,7 +44,7 @@ def main() -> int:
         boarding = boarding_of(os.environ)
         folder = Path(boarding.root) / boarding.spec.submission_id
         attempt = Attempt(folder, boarding.spec)
-        _make(folder)
+        make_private(folder)
     except Misfit as error:
         return _cannot_start(_as_far_as_known(error), error, started)
     except CorralError as error:
@@ -129,18 +128,6 @@ def board(boarding: Boarding, folder: Path) -> None:
             spec = spec.model_copy(update={"bundle_path": str(folder / BUNDLE)})
         spec = spec.model_copy(update={"secrets": {**joined.secrets, **spec.secrets}})
     _write(folder / "spec.json", spec)
-
-
-def _make(folder: Path) -> None:
-    """Closed to others, and nobody else's: the place is known to everyone on the node. Raises InfraError."""
-    try:
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise InfraError(f"cannot make {error.filename}: {error.strerror}") from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise InfraError(f"{folder} is not a folder of this user alone; remove it, or set another nodes.agent_dir")
 
 
 def _write(path: Path, spec: AgentSpec) -> None:

@@ -105,15 +105,21 @@ def _open_files(folder: Path) -> Generator[tuple[str, int]]:
             return
         for name in _ATTEMPT_FILES:
             yield from _regular(name, name, at)
-        with _opened(files.RUN, os.O_DIRECTORY, at) as run:
-            if run is None:
-                return
-            for place, folders, names, inside in os.fwalk(".", dir_fd=run):
-                folders.sort()
-                for name in sorted(names):
-                    path = f"{place}/{name}".removeprefix("./")
-                    if path not in _ATTEMPT_FILES and relative_path_problem(path) is None:
-                        yield from _regular(path, name, inside)
+    yield from ((path, found) for path, found in run_files(folder / files.RUN) if path not in _ATTEMPT_FILES)
+
+
+def run_files(run: Path) -> Generator[tuple[str, int]]:
+    """(path below `run`, descriptor) of all regular files, in the order of their names; the descriptor is closed when
+    the next one is asked for."""
+    with _opened(run, os.O_DIRECTORY) as at:
+        if at is None:
+            return
+        for place, folders, names, inside in os.fwalk(".", dir_fd=at):
+            folders.sort()
+            for name in sorted(names):
+                path = f"{place}/{name}".removeprefix("./")
+                if relative_path_problem(path) is None:
+                    yield from _regular(path, name, inside)
 
 
 def _regular(path: str, name: str, at: int) -> Iterator[tuple[str, int]]:

@@ -131,7 +131,7 @@ class _Agent:
         self._attempt.reserve()
         source.prepare(self._attempt)
         if self._away:
-            self._away.prepare()
+            self._away.prepare(lambda: self._grace is None)
         self._check_nodes()
         if self._grace is not None:
             raise InfraError("stopped before the command started")
