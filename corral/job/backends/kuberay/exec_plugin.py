@@ -18,7 +18,7 @@ from corral.errors import ConfigError
 from corral.job.backends.kuberay.credentials import Credential
 from corral.job.backends.kuberay.errors import Unauthorized, one_line
 
-_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _EARLY = 30.0  # seconds before its end at which a credential is made anew
 
 
@@ -40,8 +40,8 @@ def plugin_of(
     if not isinstance(fields, dict):
         raise ConfigError(f"{where}: a mapping with command and apiVersion is expected")
     version, command, args = fields.get("apiVersion"), fields.get("command"), fields.get("args") or []
-    if version not in _VERSIONS:
-        raise ConfigError(f"{where}.apiVersion: {version!r} is not supported; update the plugin to {_VERSIONS[0]}")
+    if version not in VERSIONS:
+        raise ConfigError(f"{where}.apiVersion: {version!r} is not supported; update the plugin to {VERSIONS[0]}")
     if not isinstance(command, str) or not command:
         raise ConfigError(f"{where}.command is missing: the program that prints the credential")
     if not isinstance(args, list) or not all(isinstance(part, str) for part in args):

@@ -111,6 +111,11 @@ class FakeKube:
         return self._server.open
 
     @property
+    def connected(self) -> int:
+        """Ever opened."""
+        return self._server.connected
+
+    @property
     def watches(self) -> int:
         """Running now."""
         return len(self._watchers)

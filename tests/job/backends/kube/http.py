@@ -90,8 +90,8 @@ Handler = Callable[[Request, Exchange], Awaitable[None]]
 
 
 class Server:
-    """Serves from construction until `close`. loop: its event loop, in a thread of its own. open: connections now.
-    crashes: what handlers raised; their connections close without an answer."""
+    """Serves from construction until `close`. loop: its event loop, in a thread of its own. open, connected: how many
+    connections there are and ever were. crashes: what handlers raised; their connections close without an answer."""
 
     def __init__(self, handler: Handler, tls: ssl.SSLContext | None = None) -> None:
         self._handler = handler
@@ -99,6 +99,7 @@ class Server:
         self._connections: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
         self.crashes: list[BaseException] = []
+        self.connected = 0
         self.loop = asyncio.new_event_loop()
         self.port = 0
         self._thread = threading.Thread(target=self._run, name="fake kube", daemon=True)
@@ -134,6 +135,7 @@ class Server:
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = self.loop.create_task(self._talk(reader, writer))
         self._connections.add(task)
+        self.connected += 1
         task.add_done_callback(self._left)
 
     def _left(self, task: asyncio.Task[None]) -> None:
