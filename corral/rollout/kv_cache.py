@@ -66,6 +66,10 @@ class KVCache:
     def device(self) -> torch.device:
         return self.store.device
 
+    def fits(self, slots: int, length: int, device: torch.device) -> bool:
+        """Whether it is on `device` and has that many slots of that many tokens."""
+        return self.slots >= slots and self.length >= length and self.device == device
+
     def clear(self) -> None:
         """Zeros again, so that nothing of an earlier call (NaN of a broken model, say) can reach a later one."""
         self.store.zero_()
@@ -112,13 +116,13 @@ class PrefillAttention:
 class DecodeAttention:
     """One token per sequence [B, 1]: writes it to slot b at positions[b] and attends to that slot up to it."""
 
-    def __init__(self, cache: KVCache, positions: Tensor, longest: int) -> None:
-        """positions [B] int64: tokens in each slot before this one; longest: their largest value."""
+    def __init__(self, cache: KVCache, positions: Tensor, width: int) -> None:
+        """positions [B] int64: tokens in each slot before this one, less than `width`."""
         self.cache = cache
         self.positions = positions
         self.slots = torch.arange(positions.numel(), device=positions.device)
-        self.width = longest + 1
-        seen = torch.arange(self.width, device=positions.device) <= positions[:, None]
+        self.width = width
+        seen = torch.arange(width, device=positions.device) <= positions[:, None]
         self.mask = seen[:, None, None, :]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:

@@ -1,6 +1,6 @@
 """The native engine: batched decoding on a transformers module, with a cache of its own and refill of finished rows.
 
-Legend: N requests of a call, R response tokens at most, B sequences decoded together, V vocabulary.
+Legend: B sequences decoded together, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from corral.config.plan import RolloutPlan, Sampling
 from corral.engine.attention import CONTEXT, AttentionContext
-from corral.errors import TrainingError
 from corral.rollout.base import Completion, Request
-from corral.rollout.kv_cache import CacheLayout, DecodeAttention, KVCache, PrefillAttention, Segment
-from corral.rollout.sampling import draw, uniforms
+from corral.rollout.decode import Decoder, capture_on_cuda
+from corral.rollout.kv_cache import CacheLayout, KVCache, PrefillAttention, Segment
+from corral.rollout.sampling import uniforms
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens of one packed prefill; a longer prompt goes alone."""
@@ -50,7 +49,8 @@ class NativeEngine:
         self._compute_dtype = compute_dtype or parameter.dtype
         self._autocast = self._compute_dtype != parameter.dtype
         self._cache_bytes = cache_bytes
-        self._cache: KVCache | None = None
+        self._decoder: Decoder | None = None
+        self._weights: list[int] = []  # where they are: a captured step reads them there
         self._awake = True
         self._stops = () if plan.ignore_eos else tuple(eos_token_ids)
 
@@ -61,37 +61,38 @@ class NativeEngine:
         longest = max(len(r.prompt_ids) for r in requests) + self._plan.response_length
         assert longest <= self._max_length, f"{longest} tokens for a model of {self._max_length} positions"
         assert all(r.prompt_ids for r in requests), "a prompt without tokens"
-        cache = self._room(len(requests), longest)
-        call = _Call.begin(requests, self._plan, step, self._device)
-        stops = torch.tensor(self._stops, dtype=torch.int64, device=self._device)
-        waiting = deque(range(len(requests)))
-        live: list[int] = []  # slot -> request
+        decoder = self._room(len(requests), longest)
+        flight = _Flight(requests, decoder, self._stops)
         with _generating(self._module):
-            while waiting or live:
-                while waiting and len(live) < cache.slots:
-                    entering = _admit(requests, waiting, cache.slots - len(live))
-                    slots = range(len(live), len(live) + len(entering))
-                    live += entering
-                    logits = self._prefill(cache, [requests[i].prompt_ids for i in entering], slots)
-                    done = call.record(entering, logits, sampling, stops)
-                    _leave(cache, live, [slots[i] for i in done], call)
-                if live:
-                    done = call.record(live, self._decode(cache, *call.heads(live)), sampling, stops)
-                    _leave(cache, live, done, call)
-        return call.completions(ended_by=self._stops)
+            while flight.waiting or flight.live:
+                while flight.waiting and len(flight.live) < decoder.cache.slots:
+                    first, entering = flight.admit()
+                    logits = self._prefill(decoder.cache, [r.prompt_ids for r in entering], first)
+                    decoder.slots.enter(first, [len(r.prompt_ids) for r in entering], self._streams(entering, step))
+                    decoder.slots.record(first, logits, sampling, decoder.stops)
+                    flight.advance(first)
+                if flight.live:
+                    decoder.step(len(flight.live), flight.width, sampling)
+                    flight.advance(0)
+        return flight.completions()
+
+    def _streams(self, requests: Sequence[Request], step: int) -> Tensor:
+        seed, count = self._plan.seed, self._plan.response_length
+        return torch.stack([uniforms(seed, step, r.row, r.sample_index, count) for r in requests])
 
     def score(self, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> list[float]:
         """Log-probs of a given response at temperature 1: prefill of the prompt, cached decoding of the response."""
-        cache = self._room(1, len(prompt_ids) + len(response_ids))
+        decoder = self._room(1, len(prompt_ids) + len(response_ids))
         scores = []
         with _generating(self._module):
             for i, token in enumerate(response_ids):
                 if i == 0:
-                    logits = self._prefill(cache, [tuple(prompt_ids)], range(1))
+                    logits = self._prefill(decoder.cache, [tuple(prompt_ids)], 0)
                 else:
                     position = len(prompt_ids) + i - 1
                     at = torch.tensor([position], device=self._device)
-                    logits = self._decode(cache, torch.tensor([response_ids[i - 1]], device=self._device), at, position)
+                    last = torch.tensor([response_ids[i - 1]], device=self._device)
+                    logits = decoder.logits(last, at, position + 1)
                 scores.append(float(torch.log_softmax(logits.double(), dim=-1)[0, token]))
         return scores
 
@@ -116,8 +117,8 @@ class NativeEngine:
             )
 
     def sleep(self) -> None:
-        """Free the cache. Generating is an error until wake()."""
-        self._cache = None
+        """Free the cache, and what was captured with it. Generating is an error until wake()."""
+        self._decoder = None
         self._awake = False
 
     def wake(self) -> None:
@@ -132,26 +133,36 @@ class NativeEngine:
     @property
     def cache_allocated(self) -> int:
         """Bytes of keys and values held now."""
-        return 0 if self._cache is None else self._cache.store.nbytes
+        return 0 if self._decoder is None else self._decoder.cache.store.nbytes
 
-    def _room(self, sequences: int, tokens: int) -> KVCache:
+    def _room(self, sequences: int, tokens: int) -> Decoder:
         """A clean cache for that many sequences of that many tokens, or for as many as the limits allow."""
         assert self._awake, "the engine is asleep"
         layout = CacheLayout.of(self._module, self._compute_dtype)
         affordable = max(1, self._cache_bytes // (layout.bytes_per_token * tokens))
         slots = min(sequences, self._plan.max_num_seqs, affordable)
-        cache = self._cache
-        if cache is not None and cache.slots >= slots and cache.length >= tokens and cache.device == layout.device:
-            cache.clear()
-            return cache
-        self._cache = cache = None  # first: the old and the new one need not fit together
-        self._cache = KVCache(layout, slots, tokens)
-        return self._cache
+        weights = [p.data_ptr() for p in self._module.parameters()]
+        decoder, moved = self._decoder, weights != self._weights
+        self._weights = weights
+        if decoder is not None and decoder.cache.fits(slots, tokens, layout.device):
+            if moved:
+                decoder.forget()
+            decoder.cache.clear()
+            decoder.slots.clear()
+            return decoder
+        self._decoder = decoder = None  # first: the old and the new one need not fit together
+        graphs = self._plan.graphs
+        capture = capture_on_cuda() if graphs and layout.device.type == "cuda" else None
+        cache = KVCache(layout, slots, tokens)
+        length = self._plan.response_length
+        self._decoder = Decoder(self._forward, cache, length, self._stops, static=graphs, capture=capture)
+        return self._decoder
 
-    def _prefill(self, cache: KVCache, prompts: Sequence[tuple[int, ...]], slots: Sequence[int]) -> Tensor:
-        """[B, V] logits after each prompt. Equal prompts are computed once and written to each of their slots."""
+    def _prefill(self, cache: KVCache, prompts: Sequence[tuple[int, ...]], first: int) -> Tensor:
+        """[B, V] logits after each prompt, in the slots from `first` on. Equal prompts are computed once and written to
+        each of their slots."""
         slots_of: dict[tuple[int, ...], list[int]] = {}
-        for prompt, slot in zip(prompts, slots, strict=True):
+        for slot, prompt in enumerate(prompts, start=first):
             slots_of.setdefault(prompt, []).append(slot)
         segments: list[Segment] = []
         for prompt, targets in slots_of.items():
@@ -168,97 +179,75 @@ class NativeEngine:
         index = {prompt: i for i, prompt in enumerate(slots_of)}
         return logits[torch.tensor([index[prompt] for prompt in prompts], device=self._device)]
 
-    def _decode(self, cache: KVCache, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        """[B, V] logits after one more token [B] at positions [B] of the first B slots."""
-        context = DecodeAttention(cache, positions, longest)
-        return self._forward(tokens[:, None], positions[:, None], context, keep=0)[:, 0]
-
     def _forward(self, ids: Tensor, positions: Tensor, context: AttentionContext, keep: int | Tensor) -> Tensor:
-        with torch.autocast(self._device.type, dtype=self._compute_dtype, enabled=self._autocast):
+        # A weight that autocast keeps in its compute dtype lives until the end of the block: none a graph could use.
+        kept = not self._plan.graphs
+        with torch.autocast(self._device.type, dtype=self._compute_dtype, enabled=self._autocast, cache_enabled=kept):
             logits: Tensor = self._module(
                 input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=keep, **{CONTEXT: context}
             ).logits
         return logits
 
 
-@dataclass
-class _Call:
-    """What a call to generate has so far, one row per request."""
+class _Flight:
+    """Which request is in which slot, what is still waiting, and what is done."""
 
-    tokens: Tensor  # [N, R] int64
-    log_probs: Tensor  # [N, R] float64
-    uniform: Tensor  # [N, R] float64
-    prompt_lengths: list[int]
-    counts: list[int]  # response tokens so far
+    def __init__(self, requests: Sequence[Request], decoder: Decoder, stops: Sequence[int]) -> None:
+        self.waiting = deque(range(len(requests)))
+        self.live: list[int] = []  # slot -> request
+        self._requests = requests
+        self._decoder = decoder
+        self._stops = frozenset(stops)
+        self._counts = [0] * len(requests)  # response tokens so far
+        self._done: dict[int, Completion] = {}
 
-    @classmethod
-    def begin(cls, requests: Sequence[Request], plan: RolloutPlan, step: int, device: torch.device) -> _Call:
-        shape = (len(requests), plan.response_length)
-        streams = [uniforms(plan.seed, step, r.row, r.sample_index, plan.response_length) for r in requests]
-        return cls(
-            tokens=torch.zeros(shape, dtype=torch.int64, device=device),
-            log_probs=torch.zeros(shape, dtype=torch.float64, device=device),
-            uniform=torch.stack(streams).to(device),
-            prompt_lengths=[len(r.prompt_ids) for r in requests],
-            counts=[0] * len(requests),
-        )
+    @property
+    def width(self) -> int:
+        """Tokens of the longest sequence in flight."""
+        return max(len(self._requests[i].prompt_ids) + self._counts[i] for i in self.live)
 
-    def heads(self, rows: Sequence[int]) -> tuple[Tensor, Tensor, int]:
-        """The last token [B] and its position [B] for each row, and the largest position."""
-        device = self.tokens.device
-        positions = [self.prompt_lengths[i] + self.counts[i] - 1 for i in rows]
-        at = torch.tensor([(i, self.counts[i] - 1) for i in rows], device=device)
-        return self.tokens[at[:, 0], at[:, 1]], torch.tensor(positions, device=device), max(positions)
+    def admit(self) -> tuple[int, list[Request]]:
+        """Take requests that fit the free slots and one packed prefill; equal prompts count once."""
+        first, free = len(self.live), self._decoder.cache.slots - len(self.live)
+        prompts: set[tuple[int, ...]] = set()
+        tokens = 0
+        while self.waiting and len(self.live) - first < free:
+            prompt = self._requests[self.waiting[0]].prompt_ids
+            cost = 0 if prompt in prompts else len(prompt)
+            if len(self.live) > first and tokens + cost > _PREFILL_TOKENS:
+                break
+            tokens += cost
+            prompts.add(prompt)
+            self.live.append(self.waiting.popleft())
+        return first, [self._requests[i] for i in self.live[first:]]
 
-    def record(self, rows: Sequence[int], logits: Tensor, sampling: Sampling, stops: Tensor) -> list[int]:
-        """Draw and store the next token of each row; returns the indices into `rows` that are done."""
-        at = torch.tensor([(i, self.counts[i]) for i in rows], device=self.tokens.device)
-        where = (at[:, 0], at[:, 1])
-        tokens, log_probs = draw(logits, self.uniform[where], sampling)
-        self.tokens[where] = tokens
-        self.log_probs[where] = log_probs
-        if not bool(log_probs.isfinite().all()):
-            raise TrainingError("rollout: the model's logits are not finite; its weights have diverged or are damaged")
-        stopped = torch.isin(tokens, stops).tolist()
-        for i in rows:
-            self.counts[i] += 1
-        cap = self.tokens.shape[1]
-        return [b for b, i in enumerate(rows) if stopped[b] or self.counts[i] == cap]
+    def advance(self, first: int) -> None:
+        """The sequences in the slots from `first` on have one token more; those that are done leave."""
+        slots = self._decoder.slots
+        for i in self.live[first:]:
+            self._counts[i] += 1
+        done = slots.finished(first, len(self.live))
+        if not done:
+            return
+        counts = [self._counts[self.live[slot]] for slot in done]
+        for slot, count, tokens, log_probs in zip(done, counts, *slots.results(done, max(counts)), strict=True):
+            finish = "stop" if tokens[count - 1] in self._stops else "length"
+            self._done[self.live[slot]] = Completion(tuple(tokens[:count]), tuple(log_probs[:count]), finish)
+        for slot in reversed(done):
+            self._leave(slot)
 
-    def completions(self, *, ended_by: Sequence[int]) -> list[Completion]:
-        stops = frozenset(ended_by)
-        tokens, log_probs = self.tokens.tolist(), self.log_probs.tolist()
-        out = []
-        for ids, values, count in zip(tokens, log_probs, self.counts, strict=True):
-            finish = "stop" if ids[count - 1] in stops else "length"
-            out.append(Completion(tuple(ids[:count]), tuple(values[:count]), finish))
-        return out
-
-
-def _admit(requests: Sequence[Request], waiting: deque[int], free: int) -> list[int]:
-    """Take requests that fit the free slots and one packed prefill; equal prompts count once."""
-    entering: list[int] = []
-    prompts: set[tuple[int, ...]] = set()
-    tokens = 0
-    while waiting and len(entering) < free:
-        prompt = requests[waiting[0]].prompt_ids
-        cost = 0 if prompt in prompts else len(prompt)
-        if entering and tokens + cost > _PREFILL_TOKENS:
-            break
-        tokens += cost
-        prompts.add(prompt)
-        entering.append(waiting.popleft())
-    return entering
-
-
-def _leave(cache: KVCache, live: list[int], done: Sequence[int], call: _Call) -> None:
-    """Free the slots that are done; the last live sequence moves into the gap."""
-    for slot in sorted(done, reverse=True):
-        last = len(live) - 1
+    def _leave(self, slot: int) -> None:
+        """Free a slot; the last sequence in flight moves into the gap."""
+        last = len(self.live) - 1
         if slot != last:
-            live[slot] = live[last]
-            cache.move(last, slot, call.prompt_lengths[live[last]] + call.counts[live[last]] - 1)
-        live.pop()
+            moving = self.live[slot] = self.live[last]
+            tokens = len(self._requests[moving].prompt_ids) + self._counts[moving] - 1
+            self._decoder.cache.move(last, slot, tokens)
+        self._decoder.slots.leave(slot, last)
+        self.live.pop()
+
+    def completions(self) -> list[Completion]:
+        return [self._done[i] for i in range(len(self._requests))]
 
 
 @contextmanager

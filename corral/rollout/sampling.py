@@ -82,6 +82,6 @@ def _filtered(probs: Tensor, top_k: int, top_p: float) -> Tensor:
     if top_p < 1:
         before = ordered.cumsum(dim=-1) - ordered
         outside = before >= top_p * ordered.sum(dim=-1, keepdim=True)
-        outside[:, 0] = False
+        outside[:, 0].fill_(False)  # an assignment would bring the value from the host
         ordered = ordered.masked_fill(outside, 0.0)
     return torch.zeros_like(probs).scatter(-1, tokens, ordered)
