@@ -12,6 +12,7 @@ import pytest
 from corral.errors import ConfigError, InfraError
 from corral.job.backends.base import Placement, Presence
 from corral.job.backends.ray_jobs import backend as ray_backend
+from corral.job.backends.ray_jobs import doubts as ray_doubts
 from corral.job.backends.ray_jobs import harvest as harvesting
 from corral.job.backends.ray_jobs.backend import RayJobsBackend
 from corral.job.core.classify import lost
@@ -43,6 +44,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_backend, "FRESH", 0.0)
     monkeypatch.setattr(ray_backend, "LOOK", 0.05)
     monkeypatch.setattr(ray_backend, "STOP_LOOK", 0.02)
+    monkeypatch.setattr(ray_doubts, "NODES_FRESH", 0.0)
     monkeypatch.setattr(harvesting, "PAUSE", 0.02)
     monkeypatch.setattr(harvesting, "IDLE", 0.2)
 
@@ -287,3 +289,58 @@ def test_what_does_not_end_is_said_and_what_is_not_ours_is_left_alone(tmp_path, 
 
     jobs = {other: Job(), foreign: Job(metadata={"corral_service": "another"})}
     run(tmp_path, life, Dashboard(jobs=jobs))
+
+
+def test_a_job_whose_node_died_is_over_whatever_ray_says(tmp_path):
+    async def life(make, dashboard):
+        backend = make()
+        await backend.provision(SPEC, ONE)
+        dashboard.nodes.append(node("w1", CPU=4))
+        dashboard.jobs[NAME].node = "id-w1"
+        assert (await backend.observe(NAME)).presence is Presence.ACTIVE
+        dashboard.nodes[-1]["state"] = "DEAD"
+        seen = await backend.observe(NAME)
+        assert (seen.presence, seen.rayjob_status) == (Presence.ENDED, "RUNNING")
+        verdict = lost(seen, 6.0)
+        assert (verdict.status, verdict.failure_class) == (Status.FAILED, FailureClass.INFRA)
+        assert "node w1, which ran the agent, is dead" in verdict.message
+
+    run(tmp_path, life)
+
+
+def test_the_silence_of_ray_alone_is_not_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_doubts, "SILENCE", 0.3)
+
+    async def life(make, dashboard):
+        backend = make()
+        await backend.provision(SPEC, ONE)
+        dashboard.deaf = True
+
+        async def silent(asks: bool) -> Presence | None:
+            if asks:  # as the service does while the agent is not heard either
+                with pytest.raises(InfraError):
+                    await backend.fetch(NAME, {})
+            try:
+                return (await backend.observe(NAME)).presence
+            except InfraError:
+                return None
+
+        for _ in range(8):
+            assert await silent(asks=False) is None
+            await asyncio.sleep(0.05)
+        assert await silent(asks=True) is None
+        dashboard.deaf = False
+        await backend.fetch(NAME, {})  # heard once more: all is well, and the time begins anew
+        dashboard.deaf = True
+        dashboard.cut()
+        assert await silent(asks=True) is None
+
+        async def over() -> bool:
+            return await silent(asks=True) is Presence.ENDED
+
+        await until(over)
+        verdict = lost(await backend.observe(NAME), 6.0)
+        assert verdict.failure_class is FailureClass.INFRA
+        assert "neither its agent nor Ray's dashboard" in verdict.message
+
+    run(tmp_path, life)

@@ -48,7 +48,7 @@ class Submission:
 @dataclass(frozen=True)
 class RayJob:
     """What Ray says of a job. exit_code: of the entrypoint, 128 + n for signal n; None while it runs and when it was
-    stopped. start, end: Unix seconds. entrypoint: as it was submitted."""
+    stopped. start, end: Unix seconds. entrypoint: as it was submitted. node_id: where it runs; None: not yet."""
 
     submission_id: str
     status: str
@@ -59,6 +59,7 @@ class RayJob:
     start: float | None = None
     end: float | None = None
     entrypoint: str = ""
+    node_id: str | None = None
 
     @property
     def over(self) -> bool:
@@ -291,6 +292,7 @@ def ray_job(said: Any) -> RayJob | None:
         start=_seconds(said.get("start_time")),
         end=_seconds(said.get("end_time")),
         entrypoint=str(said.get("entrypoint") or ""),
+        node_id=str(said["driver_node_id"]) if said.get("driver_node_id") else None,
     )
 
 

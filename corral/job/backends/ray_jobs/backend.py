@@ -25,6 +25,7 @@ from corral.job.backends.ray_jobs.attempt import (
     service_id,
     submission_of,
 )
+from corral.job.backends.ray_jobs.doubts import Doubts
 from corral.job.backends.ray_jobs.errors import HEAD_LOST, NOT_FOUND
 from corral.job.backends.ray_jobs.note import Note, Stage, read_note, write_note
 from corral.job.protocol.agent import AgentSpec, EndRecord, Heartbeat
@@ -54,6 +55,7 @@ class RayJobsBackend:
         self._service = service_id(self._data_dir)
         self._api = JobsApi(_address(settings.ray.address), token_of(settings.ray.token_file, "ray.token_file"))
         self._harvest = Harvest(self._data_dir)
+        self._doubts = Doubts(self._api)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting: dict[str, asyncio.Task[None]] = {}
         self._why: dict[str, str] = {}  # of those that wait
@@ -114,9 +116,17 @@ class RayJobsBackend:
         note = read_note(folder)
         if note is not None and note.stage is Stage.DESTROYED:
             return Observation(Presence.ABSENT)
-        job = await self._job(submission_id)
+        try:
+            job = await self._job(submission_id)
+            lost = await self._doubts.node_lost(job) if job is not None and not job.over else None
+        except InfraError:
+            if (silent := self._doubts.silence(submission_id)) is None:
+                raise
+            return Observation(Presence.ENDED, silent, None, "RUNNING", "Failed", HEAD_LOST)
         if job is None:
             return await self._unknown(note)
+        if lost is not None:
+            return Observation(Presence.ENDED, lost, None, job.status, "Failed", HEAD_LOST)
         if job.over and not await self._harvest.settled(self._api, submission_id):
             message = f"Ray says {job.status}; what its agent left in the log is being read"
             return Observation(Presence.ACTIVE, message, None, "RUNNING", "Running")
@@ -145,6 +155,7 @@ class RayJobsBackend:
                 await self._end(submission_id, job)
             await self._harvest.forget(submission_id)
             self._refused.pop(submission_id, None)
+            self._doubts.heard(submission_id)
             if folder.is_dir():
                 await asyncio.to_thread(write_note, folder, Note(Stage.DESTROYED))
             self._seen.pop(submission_id, None)
@@ -171,7 +182,13 @@ class RayJobsBackend:
     async def fetch(self, submission_id: str, watermarks: Mapping[str, int]) -> Heartbeat | None:
         if submission_id in self._waiting:
             return None
-        return await self._harvest.fetch(self._api, submission_id, watermarks)
+        try:
+            heard = await self._harvest.fetch(self._api, submission_id, watermarks)
+        except InfraError:
+            self._doubts.unheard(submission_id)
+            raise
+        self._doubts.heard(submission_id)
+        return heard
 
     def attempt_dir(self, submission_id: str) -> Path | None:
         folder = self._folder(submission_id)

@@ -32,6 +32,7 @@ class Job:
     entrypoint: str = "python3 -m corral.job.agent.join"
     env: dict[str, str] = field(default_factory=dict)
     log: str = ""
+    node: str | None = None
 
     def end(self, exit_code: int) -> None:
         self.status, self.exit_code = ("FAILED" if exit_code else "SUCCEEDED"), exit_code
@@ -225,6 +226,7 @@ def _details(name: str, job: Job) -> dict[str, Any]:
         "driver_exit_code": job.exit_code,
         "metadata": job.metadata,
         "entrypoint": job.entrypoint,
+        "driver_node_id": job.node,
         "start_time": 1_000_000,
         "end_time": 2_000_000 if job.status in TERMINAL else None,
         "runtime_env": {"env_vars": job.env},
