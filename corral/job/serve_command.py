@@ -130,8 +130,10 @@ def _serve(args: argparse.Namespace) -> int:
 
     try:
         import fastapi  # noqa: F401
+        import jsonpatch  # noqa: F401
         import sqlalchemy  # noqa: F401
         import uvicorn  # noqa: F401
+        import websockets  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(f"`corral serve` needs {error.name}: pip install 'corral[serve]'") from error
     if args.print_openapi:
