@@ -33,20 +33,21 @@ BUNDLE = "bundle.tar.gz"
 LARGEST_BUNDLE = 4 << 30  # bytes
 TELL_BOUND = 10.0  # seconds of trying to tell the service that this job cannot start
 _FINAL = frozenset({400, 403, 409, 410, 413, 422})  # another try gets the same answer
+_OVER = 410  # another attempt may do better
 _SUBMISSION = re.compile(r"[a-z0-9-]{1,80}")
 
 
 def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _stopped)
-    started = time.time()
+    started, token = time.time(), os.environ.get(TOKEN, "")
     try:
         boarding = boarding_of(os.environ)
         folder = Path(boarding.root) / boarding.spec.submission_id
         attempt = Attempt(folder, boarding.spec)
         make_private(folder)
     except Misfit as error:
-        return _cannot_start(_as_far_as_known(error), error, started)
+        return _cannot_start(_as_far_as_known(error, token), error, started)
     except CorralError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -83,12 +84,7 @@ def boarding_of(environ: MutableMapping[str, str]) -> Boarding:
     boarding = Boarding.decode(text)
     if not _SUBMISSION.fullmatch(boarding.spec.submission_id):
         raise InfraError(f"{BOARDING} names no submission")
-    missing = [name for name in boarding.secret_env if name not in environ]
-    if missing:
-        raise ConfigError(
-            f"secret {missing[0]} is not in the environment of the nodes, where the cluster has to put it"
-        )
-    secrets = {name: environ[name] for name in boarding.secret_env}
+    secrets = {name: environ[name] for name in boarding.secret_env if name in environ}
     return boarding.model_copy(update={"spec": boarding.spec.model_copy(update={"token": token, "secrets": secrets})})
 
 
@@ -150,7 +146,7 @@ def _join(link: Link, boarding: Boarding, deadline: float) -> Joined:
     def ask() -> Joined:
         status, answer = link.call("POST", "join", body)
         if status in _FINAL:
-            raise _Refused(status, answer)
+            raise _refused(status, answer)
         if status != 200:
             raise Unanswered(f"status {status}", status)
         try:
@@ -183,7 +179,7 @@ def _fetch_bundle(link: Link, boarding: Boarding, folder: Path, deadline: float)
             last = f"its digest is {digest.hexdigest()[:12]}…, not {(boarding.spec.bundle or '')[:12]}…"
         except Unanswered as problem:
             if problem.status in _FINAL:
-                raise _Refused(problem.status or 0, b"") from None
+                raise _refused(problem.status or 0, b"") from None
             last = str(problem)
         except OSError as error:
             raise InfraError(f"cannot write the source bundle into {folder}: {error.strerror}") from None
@@ -199,16 +195,16 @@ def _unreachable(boarding: Boarding, last: str) -> InfraError:
     )
 
 
-class _Refused(ConfigError):
-    def __init__(self, status: int, answer: bytes) -> None:
-        try:
-            said = str(json.loads(answer)["error"])
-        except (ValueError, KeyError, TypeError):
-            said = f"status {status}"
-        super().__init__(f"the service does not let this agent join: {said}")
+def _refused(status: int, answer: bytes) -> CorralError:
+    try:
+        said = str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        said = f"status {status}"
+    line = f"the service does not let this agent join: {said}"
+    return InfraError(line) if status == _OVER else ConfigError(line)
 
 
-def _as_far_as_known(error: Misfit) -> Attempt | None:
+def _as_far_as_known(error: Misfit, token: str) -> Attempt | None:
     """Of a boarding that is not understood, what it takes to report that."""
     try:
         spec = AgentSpec.model_validate(
@@ -216,7 +212,7 @@ def _as_far_as_known(error: Misfit) -> Attempt | None:
         )
     except (KeyError, TypeError, AttributeError, ValueError):
         return None
-    return Attempt(Path("/nonexistent"), spec)
+    return Attempt(Path("/nonexistent"), spec.model_copy(update={"token": token}))
 
 
 def _cannot_start(attempt: Attempt | None, error: CorralError, started: float) -> int:

@@ -30,6 +30,11 @@ class RecordingService:
         self.heartbeats: list[dict[str, Any]] = []
         self.ends: list[dict[str, Any]] = []
         self.reports: list[dict[str, Any]] = []
+        self.joins: list[dict[str, Any]] = []
+        self.secrets: dict[str, str] = {}
+        self.join_status = 200
+        self.source = b""  # what is sent as the bundle
+        self.records = b""  # the last archive that came whole
         self.orders: dict[str, Any] | int = {"stop": False, "grace": 1.0}
         self.refused: list[str] = []
         self.fault: Fault = lambda what: None
@@ -96,6 +101,14 @@ class RecordingService:
             if what == "preflight":
                 self.reports.append(body)
                 return 204, None
+            if what == "join":
+                self.joins.append(body)
+                return self.join_status, {"secrets": self.secrets} if self.join_status == 200 else {"error": "not now"}
+            if what == "bundle":
+                return 200, self.source
+            if what == "records":
+                self.records = body
+                return 204, None
             if what == "end":
                 self.ends.append(body)
                 return 204, None
@@ -135,6 +148,15 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers["Content-Length"]))
         self._do(json.loads(data))
 
+    def do_PUT(self) -> None:
+        assert self.headers["Transfer-Encoding"] == "chunked"
+        data = b""
+        while size := int(self.rfile.readline(), 16):
+            data += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        self._do(data)
+
     def _do(self, body: Any) -> None:
         service = self.server.service
         _, api, version, agent, _, what = urlsplit(self.path).path.split("/")
@@ -158,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(status, answer, half=fault == "cut")
 
     def _send(self, status: int, answer: Any, half: bool = False) -> None:
-        data = b"" if answer is None else json.dumps(answer).encode()
+        data = b"" if answer is None else answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode()
         whole = head + data if status != 204 else b"HTTP/1.1 204 X\r\n\r\n"
         self.wfile.write(whole[: len(whole) - 3] if half else whole)
