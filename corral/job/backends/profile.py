@@ -188,7 +188,8 @@ class NodeProfile(_Part):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.accelerator is None) != (self.kind == "cpu"):
-            raise ValueError(f"kind {self.kind} {'has none' if self.kind == 'cpu' else 'needs an'} `accelerator`")
+            fix = "has none; leave `accelerator` out" if self.kind == "cpu" else "needs an `accelerator`: resource, ray"
+            raise ValueError(f"kind {self.kind} {fix}")
         if self.accelerator and self.accelerator.ray.lower() != self.kind:
             raise ValueError(f"kind {self.kind} with accelerator.ray {self.accelerator.ray}; make them agree")
         for who, part in (("", self), ("head.", self.head)):

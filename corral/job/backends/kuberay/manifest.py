@@ -62,7 +62,7 @@ def refusal(resources: Resources, placement: Placement, settings: Settings) -> s
 def to_yaml(found: dict[str, Any]) -> str:
     """For people and kubectl. Values keep their types: "4" is quoted, 4 is not."""
     note = _NO_RETRY_OF_OURS if found["spec"].get("submissionMode") == "HTTPMode" else ""
-    text: str = yaml.dump(found, Dumper=_Dumper, sort_keys=False, width=10_000, allow_unicode=True)
+    text: str = yaml.dump(found, Dumper=_Dumper, sort_keys=False, width=10_000)
     return note + text
 
 

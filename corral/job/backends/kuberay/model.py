@@ -178,7 +178,7 @@ class PodSpec(Part):
     service_account_name: str | None = None
     enable_service_links: Literal[False] = False
     restart_policy: Literal["Never"] = "Never"
-    termination_grace_period_seconds: Annotated[int, Field(ge=0)] | None = None
+    termination_grace_period_seconds: Annotated[int, Field(ge=0, le=3600)] | None = None
     image_pull_secrets: list[Named] | None = None
     node_selector: Text | None = None
     tolerations: list[Toleration] | None = None

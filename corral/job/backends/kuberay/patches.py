@@ -56,6 +56,9 @@ FORBIDDEN = frozenset(
 )
 _DEEPEST = 16
 _OWN = "corral.dev/"
+# Annotations of these domains switch things: AppArmor and seccomp off, further networks on, Ray's storage elsewhere.
+_SWITCHES = ("kubernetes.io", "k8s.io", "k8s.v1.cni.cncf.io", "ray.io", "corral.dev")
+_DEVICES = re.compile(r"(huawei\.com/[Aa]scend|nvidia\.com/|amd\.com/gpu|gpu\.intel\.com/)")
 
 
 def patched(manifest: dict[str, Any], asked: Asked) -> dict[str, Any]:
@@ -145,8 +148,7 @@ def _same(before: dict[str, Any], after: dict[str, Any]) -> None:
 def _safety(manifest: dict[str, Any]) -> dict[str, Any]:
     spec = {key: value for key, value in at(manifest, "spec", {}).items() if key != "rayClusterSpec"}
     meta = at(manifest, "metadata", {})
-    notes = {key: text for key, text in at(meta, "annotations", {}).items() if key.startswith(_OWN)}
-    found: dict[str, Any] = {"spec": spec, "metadata": {**meta, "annotations": notes}}
+    found: dict[str, Any] = {"spec": spec, "metadata": {**meta, "annotations": _switches(meta)}}
     found["rayClusterSpec"] = {
         key: value
         for key, value in at(manifest, "spec.rayClusterSpec", {}).items()
@@ -155,7 +157,7 @@ def _safety(manifest: dict[str, Any]) -> dict[str, Any]:
     for name, group in groups(manifest):
         outside = {key: value for key, value in group.items() if key != "template"}
         found[f"{name}: group"] = outside
-        found[f"{name}: labels"] = at(group, "template.metadata.labels")
+        found[f"{name}: metadata"] = (at(group, "template.metadata.labels"), _switches(at(group, "template.metadata")))
         pod = at(group, "template.spec", {})
         changeable = ("containers", "volumes", "nodeSelector", "tolerations", "affinity", "priorityClassName")
         found[f"{name}: pod"] = {
@@ -164,6 +166,11 @@ def _safety(manifest: dict[str, Any]) -> dict[str, Any]:
         found[f"{name}: volumes"] = [_sizeless(volume) for volume in pod.get("volumes") or []]
         found[f"{name}: containers"] = [_safe_part(container) for container in containers(group)]
     return found
+
+
+def _switches(meta: Any) -> dict[str, str]:
+    notes = at(meta, "annotations", {}).items()
+    return {key: text for key, text in notes if "/" in key and key.partition("/")[0].endswith(_SWITCHES)}
 
 
 def _sizeless(volume: dict[str, Any]) -> dict[str, Any]:
@@ -186,10 +193,13 @@ def _ours(name: str) -> bool:
 
 
 def _fits(manifest: dict[str, Any], asked: Asked) -> None:
-    """Raise ConfigError for images the service does not let in, and for devices that nobody would count."""
+    """Raise ConfigError for images the service does not let in, for devices that nobody would count, and for the
+    priorities of Kubernetes' own pods."""
     patterns = asked.settings.profile.images
     accelerator = asked.profile.accelerator
     for name, group in groups(manifest):
+        if str(at(group, "template.spec.priorityClassName", "")).startswith("system-"):
+            raise ConfigError(f"template_patches: {name} would have a priority of Kubernetes' own pods; choose another")
         for container in containers(group):
             image = container["image"]
             if image != asked.image and not any(fnmatchcase(image, pattern) for pattern in patterns):
@@ -202,12 +212,9 @@ def _fits(manifest: dict[str, Any], asked: Asked) -> None:
                     f"{accelerator.resource}, and the job asks for {expected}; say so with --devices"
                 )
             for other in sorted(limits):
-                if re.match(_DEVICES, other) and (accelerator is None or other != accelerator.resource):
+                if _DEVICES.match(other) and (accelerator is None or other != accelerator.resource):
                     known = accelerator.resource if accelerator else "none"
                     raise ConfigError(
                         f"template_patches: {other} of {name} is not the device of profile {asked.profile.name} "
                         f"({known}); choose another profile, or set accelerator.resource in one of your own"
                     )
-
-
-_DEVICES = r"(huawei\.com/[Aa]scend|nvidia\.com/|amd\.com/gpu|gpu\.intel\.com/)"

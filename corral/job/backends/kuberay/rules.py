@@ -228,7 +228,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "submitter",
-        lambda m: _in("K8sJobMode", m) or not has(m, "spec.submitterPodTemplate"),
+        lambda m: mode(m) not in ("HTTPMode", "InteractiveMode") or not has(m, "spec.submitterPodTemplate"),
         "only K8sJobMode has a submitter's pod; leave submitterPodTemplate out",
     ),
     Rule("managed-by", _managed, f"managedBy is one of {', '.join(MANAGERS)}"),
