@@ -12,9 +12,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -27,14 +27,17 @@ PORTS = 60  # of one node: a block of its own, as Ray picks ports before it bind
 
 @dataclass
 class Head:
-    """address: of the dashboard. temp: Ray's folder, short, as sockets lie below it. env: more variables for Ray."""
+    """address: of the dashboard. temp: Ray's folder, short, as sockets lie below it. env: more variables for Ray.
+    block: `ray start --block` ends everything when a part of it dies; without, the parts live on for themselves."""
 
     address: str
     temp: Path
     ports: int
     mark: str
     env: Mapping[str, str]
+    block: bool = True
     process: subprocess.Popen[bytes] | None = None
+    _dashboards: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
     def gcs(self) -> str:
@@ -47,8 +50,8 @@ class Head:
         options += ["--num-cpus", str(cpus), "--temp-dir", str(self.temp), *self._node(self.ports + 3), *more]
         self.process = self._run(options)
         until = time.monotonic() + STARTED
-        while not self._answers():
-            assert self.process.poll() is None, f"the head ended: {self._log()}"
+        while not self.answers():
+            assert self.process.poll() is None or not self.block, f"the head ended: {self._log()}"
             assert time.monotonic() < until, f"the head does not answer: {self._log()}"
             time.sleep(0.1)
 
@@ -67,6 +70,29 @@ class Head:
                     found.append(process)
         return found
 
+    def kill_dashboard(self) -> Callable[[], None]:
+        """SIGKILL; what starts it again, with the same arguments."""
+        (dashboard,) = self.find("dashboard/dashboard.py")
+        command, env, folder = dashboard.cmdline(), dashboard.environ(), dashboard.cwd()
+        dashboard.kill()
+        dashboard.wait(10)
+
+        def again() -> None:
+            log = (self.temp / "start.log").open("ab")
+            self._dashboards.append(
+                subprocess.Popen(
+                    command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True,
+                )
+            )  # fmt: skip
+            log.close()
+            until = time.monotonic() + STARTED
+            while not self.answers():
+                assert time.monotonic() < until, "the dashboard does not come back"
+                time.sleep(0.1)
+
+        return again
+
     def stop(self) -> None:
         """End all of it. Nothing but processes with this head's mark, and their children, is signalled."""
         until = time.monotonic() + 20
@@ -76,13 +102,14 @@ class Head:
                 with suppress(psutil.Error):
                     process.send_signal(signal.SIGKILL)
             psutil.wait_procs(left, timeout=0.2)
-        if self.process is not None:
-            self.process.wait(10)
+        for child in [*self._dashboards, *([self.process] if self.process else [])]:
+            child.wait(10)
 
     def _run(self, options: list[str]) -> subprocess.Popen[bytes]:
+        blocking = ["--block"] if self.block else []
         with open(self.temp / "start.log", "ab") as log:
             return subprocess.Popen(
-                [str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats", *options],
+                [str(Path(sys.executable).parent / "ray"), "start", "--disable-usage-stats", *blocking, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -96,7 +123,8 @@ class Head:
         given = [word for at, name in enumerate(names) for word in (f"--{name}", str(base + at))]
         return [*given, "--max-worker-port", str(base + PORTS - 5), "--object-store-memory", str(STORE)]
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether the dashboard answers and knows of a node."""
         request = urllib.request.Request(f"{self.address}/api/v0/nodes")
         if token := self.env.get("RAY_AUTH_TOKEN"):
             request.add_header("Authorization", f"Bearer {token}")
@@ -111,11 +139,11 @@ class Head:
 
 
 @contextmanager
-def ray_head(cpus: int = 4, env: Mapping[str, str] | None = None, *options: str) -> Iterator[Head]:
+def ray_head(cpus: int = 4, env: Mapping[str, str] | None = None, *options: str, block: bool = True) -> Iterator[Head]:
     """A head that is up; nothing of it is left afterwards."""
     temp = Path(tempfile.mkdtemp(prefix="ch", dir="/tmp"))
     ports = _block()
-    head = Head(f"http://127.0.0.1:{ports + 1}", temp, ports, f"{os.getpid()}-{temp.name}", dict(env or {}))
+    head = Head(f"http://127.0.0.1:{ports + 1}", temp, ports, f"{os.getpid()}-{temp.name}", dict(env or {}), block)
     try:
         head.start(cpus, *options)
         yield head
