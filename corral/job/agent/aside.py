@@ -104,7 +104,7 @@ class Aside(threading.Thread):
 
     def _frames(self) -> bool:
         """Say some of what the service has not got; whether there is more."""
-        if not self._over and time.monotonic() - self._beat_at >= HEART:
+        if self._end is None and time.monotonic() - self._beat_at >= HEART:
             self._beat_at = time.monotonic()
             self._out.put(frame(self._heartbeat()), urgent=True)
         stored, busy = self._stored(), False

@@ -29,7 +29,7 @@ class MaskedReader:
         data = self._file.read(self.at + len(self._raw), READ)
         self._raw += data
         self._lines.feed(data)
-        if last and not data:
+        if last and not self.behind:
             self._lines.flush()
         start, length = self.at, self._lines.end - self.at
         raw, self._raw = self._raw[:length], self._raw[length:]
