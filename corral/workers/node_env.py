@@ -16,29 +16,41 @@ AUTO = "auto"  # as the value of one of the variables: derive it, also where a n
 BACKENDS = {"cpu": ("GLOO",), "cuda": ("GLOO", "NCCL"), "npu": ("GLOO", "HCCL")}
 """Whose *_SOCKET_IFNAME counts, by device."""
 HCCL_IF_IP, RANK_TABLE_FILE = "HCCL_IF_IP", "RANK_TABLE_FILE"
-NODE_OWN = (HCCL_IF_IP, *(f"{name}_SOCKET_IFNAME" for name in ("NCCL", "HCCL", "GLOO", "TP")))
-"""Variables that are never taken over from another node."""
+INTERFACES = tuple(f"{name}_SOCKET_IFNAME" for name in ("NCCL", "HCCL", "GLOO", "TP"))
+NODE_OWN = (HCCL_IF_IP, *INTERFACES)
+"""Variables that are never taken over from another node as they are."""
 
 
-def derived(environ: Mapping[str, str], existing: Interfaces, address: str, device: str) -> dict[str, str | None]:
-    """What ranks of the node add to its environment; None: they leave the variable out.
+def wanted_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a driver asks of all nodes. HCCL_IF_IP is not among it: it can be right on one node only."""
+    return {name: environ[name] for name in INTERFACES if environ.get(name)}
 
-    *_SOCKET_IFNAME (those of the device's backends, and TP_SOCKET_IFNAME of torch's RPC): the interface of `address`,
-    where the node has several and the variable is not set, or is "auto". HCCL_IF_IP, on npu: the address of the
-    interface that HCCL_SOCKET_IFNAME names, else `address`. Nothing on a node that is known by a loopback address,
-    whose ranks all are on this machine, or by an address that no interface of it has; "auto" is then left out.
+
+def derived(
+    environ: Mapping[str, str], existing: Interfaces, address: str, device: str, wanted: Mapping[str, str]
+) -> dict[str, str | None]:
+    """What ranks of the node add to its environment; None: they leave the variable out. What the node sets wins.
+
+    *_SOCKET_IFNAME (those of the device's backends, and TP_SOCKET_IFNAME of torch's RPC): as the driver wants it, where
+    the node has such an interface; else the interface of `address`, where the node has several, or the value is "auto".
+    HCCL_IF_IP, on npu: the address of the interface that HCCL_SOCKET_IFNAME names, else `address`. Nothing is derived
+    on a node that is known by a loopback address, whose ranks all are on this machine, or by an address that no
+    interface of it has; "auto" is then left out.
     """
-    variables = [f"{backend}_SOCKET_IFNAME" for backend in (*BACKENDS[device], "TP")]
     own = None if is_loopback(address) else carrier(existing, address)
     several = len(_outside(existing)) > 1
     made: dict[str, str | None] = {}
-    for variable in variables:
-        value = environ.get(variable)
-        if value == AUTO or (not value and several and own is not None):
+    for backend in (*BACKENDS[device], "TP"):
+        variable = f"{backend}_SOCKET_IFNAME"
+        value = environ.get(variable) or wanted.get(variable)
+        taken_over = not environ.get(variable) and value not in (None, AUTO)
+        if taken_over and chosen(backend, str(value), list(existing)):
+            made[variable] = value
+        elif value == AUTO or (several and own is not None and (taken_over or not value)):
             made[variable] = own
     if device == "npu" and environ.get(HCCL_IF_IP, AUTO) == AUTO:
-        named = environ.get("HCCL_SOCKET_IFNAME", AUTO)
-        at = address if named == AUTO else _address_of(chosen("HCCL", named, list(existing)), existing)
+        named = made.get("HCCL_SOCKET_IFNAME") or environ.get("HCCL_SOCKET_IFNAME") or AUTO
+        at = address if named in (AUTO, own) else _address_of(chosen("HCCL", named, list(existing)), existing)
         if own is not None and at is not None:
             made[HCCL_IF_IP] = at
         elif HCCL_IF_IP in environ:
@@ -46,11 +58,11 @@ def derived(environ: Mapping[str, str], existing: Interfaces, address: str, devi
     return made
 
 
-def unfit(environ: Mapping[str, str], existing: Interfaces, device: str) -> list[Finding]:
-    """What is set on a node that HCCL cannot work with."""
+def unfit(environ: Mapping[str, str], existing: Interfaces, device: str, wanted: Mapping[str, str]) -> list[Finding]:
+    """What is set on a node, or wanted of it, that ranks cannot work with."""
+    found = _not_there(environ, existing, device, wanted)
     if device != "npu":
-        return []
-    found = []
+        return found
     if table := environ.get(RANK_TABLE_FILE):
         fix = "unset it where the node is started: HCCL would take its ranks from that file"
         found.append(Finding("rank_table", False, f"no {RANK_TABLE_FILE}", table[:80], fix, kind="config"))
@@ -60,6 +72,22 @@ def unfit(environ: Mapping[str, str], existing: Interfaces, device: str) -> list
         there = ", ".join(_addresses(_outside(existing))) or "none that others reach"
         fix = "unset it: it is derived on each node"
         found.append(Finding("interface", False, expected, there, fix, kind="config"))
+    return found
+
+
+def _not_there(
+    environ: Mapping[str, str], existing: Interfaces, device: str, wanted: Mapping[str, str]
+) -> list[Finding]:
+    """Interfaces that the driver wants and a node does not have, though it has several to choose from."""
+    found, there = [], sorted(_outside(existing))
+    for backend in BACKENDS[device]:
+        variable = f"{backend}_SOCKET_IFNAME"
+        value = wanted.get(variable, AUTO)
+        missing = value != AUTO and not environ.get(variable) and not chosen(backend, value, list(existing))
+        if missing and len(there) > 1:
+            expected = f"{variable}={value[:80]}, which the driver has, to name an interface"
+            fix = "set it where the node is started, or unset it for the driver"
+            found.append(Finding("interface", False, expected, ", ".join(there), fix, kind="config"))
     return found
 
 

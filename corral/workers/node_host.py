@@ -33,7 +33,7 @@ Reply = bytes | Failure
 
 class NodeHost:
     """`node`: index in the run. The zygote imports `preload`, in the folder `cwd` if this node has it, with `env` added
-    and with what node_env derives for `device` from `address`, which others know the node by."""
+    and with what node_env derives for `device` from `address`, which others know the node by, and `wanted`."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class NodeHost:
         cwd: str,
         device: str,
         address: str,
+        wanted: dict[str, str],
     ) -> None:
         self._node, self._run_dir = node, Path(run_dir)
         self._ranks: list[int] = []
@@ -55,7 +56,7 @@ class NodeHost:
         self._zygote_gone = False
         self._stuck = False  # a call ended early: some ranks may never answer
         self._started = threading.Event()
-        self._device = device
+        self._device, self._wanted = device, wanted
         self._control, far = _pair()
         pairs = [_pair() for _ in range(devices)]
         self._connections = [near for near, _ in pairs]
@@ -63,7 +64,7 @@ class NodeHost:
         log = logs.node_log(self._run_dir, node)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()  # a run folder that cannot be written shows here, not in the thread
-        env = _node_environment(env, node_env.derived(os.environ, interfaces(), address, device))
+        env = _node_environment(env, node_env.derived(os.environ, interfaces(), address, device, wanted))
         threading.Thread(target=self._keep_zygote, args=(far_ends, preload, env, cwd), daemon=True).start()
         self._started.wait()
 
@@ -106,7 +107,8 @@ class NodeHost:
 
     def unfit(self) -> list[Finding]:
         """What is set on this node that ranks cannot work with."""
-        return [replace(each, node=self._node) for each in node_env.unfit(os.environ, interfaces(), self._device)]
+        found = node_env.unfit(os.environ, interfaces(), self._device, self._wanted)
+        return [replace(each, node=self._node) for each in found]
 
     def rendezvous(self, host: str) -> str:
         """A "host:port" nobody listens on, for rank 0."""

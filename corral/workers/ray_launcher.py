@@ -23,7 +23,7 @@ from corral.workers.launcher import LineSink, print_line
 from corral.workers.local_cluster import LocalCluster
 from corral.workers.log_pump import LogPump
 from corral.workers.messages import Failure, RankSpec, WorkerSpec
-from corral.workers.node_env import NODE_OWN
+from corral.workers.node_env import NODE_OWN, wanted_of
 from corral.workers.node_host import NodeHost
 from corral.workers.placement import PlacedNode, await_listener, listens, make_ranks, reserve
 
@@ -111,7 +111,7 @@ class RayLauncher:
         )
         return actor.remote(
             index, str(self._run_dir), devices, tuple(preload), _node_env(self._topology.device), os.getcwd(),
-            self._topology.device, node.ip,
+            self._topology.device, node.ip, wanted_of(os.environ),
         )  # fmt: skip
 
     def _start_ranks(self, worker: WorkerSpec, sink: LineSink | None) -> None:

@@ -18,7 +18,7 @@ from corral.errors import ConfigError
 from corral.findings import Finding, failures
 from corral.workers.interfaces import interfaces
 from corral.workers.local_cluster import LocalCluster
-from corral.workers.node_env import NODE_OWN, derived, unfit
+from corral.workers.node_env import INTERFACES, derived, unfit, wanted_of
 from corral.workers.ray_launcher import RayLauncher
 from tests.workers import networks
 from tests.workers.clusters import topology
@@ -67,35 +67,66 @@ BRIDGE = {**ONE, "docker0": ["172.17.0.1/16"], "cali1": ["fe80::2/128"]}
     ],
 )
 def test_what_is_derived(device, existing, environ, made):
-    assert derived(environ, existing, "10.0.0.2", device) == made
+    assert derived(environ, existing, "10.0.0.2", device, {}) == made
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "203.0.113.7", "node.example"])
 @pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
 def test_nothing_is_derived_from_an_address_that_no_interface_to_others_has(device, address):
-    assert derived({}, TWO, address, device) == {}
+    assert derived({}, TWO, address, device, {}) == {}
     asked = dict.fromkeys(("GLOO_SOCKET_IFNAME", "HCCL_IF_IP"), "auto")
-    made = derived(asked, TWO, address, device)
+    made = derived(asked, TWO, address, device, {})
     assert made == {"GLOO_SOCKET_IFNAME": None} | ({"HCCL_IF_IP": None} if device == "npu" else {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted", "made", "problem"),
+    [
+        ({}, "roce", "roce", None),
+        ({"NCCL_SOCKET_IFNAME": "eth0"}, "roce", None, None),
+        ({}, "auto", "eth0", None),
+        (
+            {},
+            "ib",
+            "eth0",
+            "interface: expected NCCL_SOCKET_IFNAME=ib, which the driver has, to name an interface, found eth0, roce0; "
+            "set it where the node is started, or unset it for the driver",
+        ),
+        ({"NCCL_SOCKET_IFNAME": "auto"}, "ib", "eth0", None),
+    ],
+)
+def test_what_the_driver_wants_is_taken_over_where_it_can_be(environ, wanted, made, problem):
+    asked = wanted_of({"NCCL_SOCKET_IFNAME": wanted, "HCCL_IF_IP": "10.0.0.7", "PATH": "/"})
+    assert asked == {"NCCL_SOCKET_IFNAME": wanted}
+    assert derived(environ, TWO, "10.0.0.2", "cuda", asked).get("NCCL_SOCKET_IFNAME") == made
+    assert [found.line() for found in unfit(environ, TWO, "cuda", asked)] == ([problem] if problem else [])
+
+
+def test_a_node_with_one_interface_has_no_choice_to_get_wrong():
+    asked = {"NCCL_SOCKET_IFNAME": "ib"}
+    assert derived({}, ONE, "10.0.0.2", "cuda", asked) == {}
+    assert unfit({}, ONE, "cuda", asked) == []
 
 
 NAMES = st.sampled_from(["lo", "eth0", "roce0", "docker0", "none", "auto"])
 
 
 @given(
-    st.dictionaries(st.sampled_from([name for name in NODE_OWN if name != "HCCL_IF_IP"]), NAMES),
+    st.dictionaries(st.sampled_from(INTERFACES), NAMES),
+    st.dictionaries(st.sampled_from(INTERFACES), NAMES),
     st.sampled_from([ONE, TWO, BRIDGE]),
     st.sampled_from(["10.0.0.2", "127.0.0.2", "192.168.7.2"]),
     st.sampled_from(["cpu", "cuda", "npu"]),
 )
-def test_what_is_set_wins_and_what_is_made_is_of_the_node(environ, existing, address, device):
-    made = derived(environ, existing, address, device)
+def test_what_is_set_wins_and_what_is_made_is_of_the_node(environ, wanted, existing, address, device):
+    made = derived(environ, existing, address, device, wanted)
     assert all(environ[name] == "auto" for name in environ.keys() & made.keys())
     for name, value in made.items():
         if name == "HCCL_IF_IP":
             assert any(one.startswith(f"{value}/") for each in existing.values() for one in each)
         elif value is not None:
-            assert any(one.startswith(f"{address}/") for one in existing[value])
+            assert value in existing
+            assert value == wanted.get(name) or any(one.startswith(f"{address}/") for one in existing[value])
 
 
 @pytest.mark.parametrize(
@@ -120,8 +151,8 @@ def test_what_is_set_wins_and_what_is_made_is_of_the_node(environ, existing, add
     ],
 )
 def test_what_hccl_cannot_work_with(device, environ, line):
-    assert [found.line() for found in unfit(environ, TWO, device)] == ([] if line is None else [line])
-    assert all(found.kind == "config" for found in unfit(environ, TWO, device))
+    assert [found.line() for found in unfit(environ, TWO, device, {})] == ([] if line is None else [line])
+    assert all(found.kind == "config" for found in unfit(environ, TWO, device, {}))
 
 
 def test_the_interfaces_of_this_machine():
@@ -133,7 +164,7 @@ WHY = networks.unavailable()
 NETWORK = pytest.mark.skipif(bool(WHY), reason=WHY)
 SAID = (
     "import json; from corral.workers.interfaces import interfaces; from corral.workers.node_env import derived; "
-    "print(json.dumps(derived({}, interfaces(), '10.207.93.1', 'npu')))"
+    "print(json.dumps(derived({}, interfaces(), '10.207.93.1', 'npu', {})))"
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from corral.platform import Platform, platform
@@ -11,7 +12,8 @@ from corral.platform import Platform, platform
 @dataclass(frozen=True)
 class Asked:
     """nodes, devices: None: as many as there are. device: cpu, cuda or npu. source_digest: of `manifest_digest`. All
-    paths are absolute. Seconds: clock_skew between nodes; wait for nodes to join; answer of a node to one question."""
+    paths are absolute. wanted: see node_env.wanted_of. Seconds: clock_skew between nodes; wait for nodes to join;
+    answer of a node to one question."""
 
     nodes: int | None
     devices: int | None
@@ -27,6 +29,7 @@ class Asked:
     clock_skew: float = 5.0
     wait: float = 20.0
     answer: float = 30.0
+    wanted: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def platform(self) -> Platform:

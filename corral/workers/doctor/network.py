@@ -67,7 +67,9 @@ def _interfaces(node: SeenNode, asked: Asked) -> list[Finding]:
             there = ", ".join(sorted(existing))
             expected = f"{variable}={value[:80]} to name an interface"
             found.append(Finding("interface", False, expected, there, fix, node.number, kind="config"))
-    found += [replace(each, node=node.number) for each in node_env.unfit(variables, existing, asked.device)]
+    found += [
+        replace(each, node=node.number) for each in node_env.unfit(variables, existing, asked.device, asked.wanted)
+    ]
     made = [f"{name}={value}" for name, value in _derived(node, asked).items() if value is not None]
     if made:
         found.append(Finding("derived", True, "variables of the node", ", ".join(made), node=node.number))
@@ -75,7 +77,7 @@ def _interfaces(node: SeenNode, asked: Asked) -> list[Finding]:
 
 
 def _derived(node: SeenNode, asked: Asked) -> dict[str, str | None]:
-    return node_env.derived(node.facts.variables, node.facts.interfaces, node.address, asked.device)
+    return node_env.derived(node.facts.variables, node.facts.interfaces, node.address, asked.device, asked.wanted)
 
 
 def _ports(node: SeenNode) -> list[Finding]:

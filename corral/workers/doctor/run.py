@@ -21,6 +21,7 @@ from corral.workers.doctor.asked import Asked, SeenNode
 from corral.workers.doctor.examine import examine
 from corral.workers.doctor.places import cluster_of, places_of
 from corral.workers.doctor.table import lines
+from corral.workers.node_env import wanted_of
 
 DEVICES = {"cpu": "cpu", "gpu": "cuda", "npu": "npu"}
 
@@ -70,6 +71,7 @@ def asked_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Asked:
         disk_mib=args.disk_mib,
         clock_skew=args.clock_skew,
         wait=args.wait,
+        wanted=wanted_of(environ),
     )
 
 
