@@ -31,7 +31,7 @@ from corral.engine.recorded import RecordedTensor, added
 from corral.rollout.base import Completion, Request
 from corral.workers.launcher import Launcher
 from corral.workers.update import OptimizerStep, Update, summarise
-from corral.workers.worker import MiniBatch, Phase, Share, StepStats
+from corral.workers.worker import MiniBatch, Phase, Share, Speed, StepStats
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +200,11 @@ class WorkerGroup:
     def plan_reads(self) -> Reads:
         """The fields of the plan that any rank has read, and by which modules."""
         return merged(*self.launcher.call("plan_reads", [()] * self.world))
+
+    def speed(self) -> Speed:
+        """What perf/mfu is computed from, by the first rank: all devices of a run are alike."""
+        speeds: list[Speed] = self.launcher.call("speed", [()] * self.world)
+        return speeds[0]
 
     def trace(self) -> list[list[Phase]]:
         """Phases of each rank since the last call."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from corral.algorithms.aggregate import Denominators
+from corral.engine.memory import DeviceMemory
 from corral.engine.recorded import RecordedTensor, added
 from corral.workers.worker import StepStats
 
@@ -18,7 +19,7 @@ LOSS_TERMS = ("loss", "pg_loss", "entropy_loss", "kl_loss", "vf_loss")
 class OptimizerStep:
     """One of them. rows: data row of each sample of its mini-batch. parts: statistics of each rank, which add up.
 
-    gradients: of the whole model, before clipping, when phases are recorded.
+    gradients: of the whole model, before clipping, when phases are recorded. memory: of the device that had most.
     """
 
     rows: list[int]
@@ -27,6 +28,7 @@ class OptimizerStep:
     skipped: bool
     parts: list[dict[str, float]]
     gradients: dict[str, RecordedTensor]
+    memory: DeviceMemory | None = None
 
     @staticmethod
     def of(rows: list[int], denominators: Denominators, ranks: Sequence[StepStats]) -> OptimizerStep:
@@ -38,6 +40,7 @@ class OptimizerStep:
             skipped=ranks[0].skipped,
             parts=[rank.stats for rank in ranks],
             gradients=added([rank.gradients for rank in ranks]),
+            memory=DeviceMemory.largest(rank.memory for rank in ranks),
         )
 
 
@@ -70,4 +73,8 @@ def summarise(role: str, steps: list[OptimizerStep], lr: float) -> Update:
         metrics[name] = sum(w * v for w, v in zip(weights, values, strict=True)) / total if total else 0.0
     if taken:
         metrics["grad_norm"] = sum(step.grad_norm for step in taken) / len(taken)
+    memory = DeviceMemory.largest(step.memory for step in steps)
+    if memory is not None:
+        metrics["perf/max_memory_allocated_gb"] = memory.peak_allocated / 2**30
+        metrics["perf/max_memory_reserved_gb"] = memory.peak_reserved / 2**30
     return Update(role, metrics, steps)

@@ -9,21 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from corral.batch import Batch
 from corral.config.plan import EnginePlan, Plan, Sampling
 from corral.config.reads import Reads, reads
 from corral.engine.device import be_deterministic
+from corral.engine.distributed import device_of
 from corral.engine.engine import Engine
+from corral.engine.flops import Dense
 from corral.engine.losses import Objective
+from corral.engine.memory import DeviceMemory
 from corral.engine.model import build_model
+from corral.engine.offload import Parking
 from corral.engine.rank import Rank
 from corral.engine.recorded import RecordedTensor
+from corral.platform import platform
 from corral.rollout.base import Completion, Request
 from corral.rollout.native import NativeEngine
 from corral.workers.collective_check import check_collectives
@@ -47,12 +52,25 @@ class MiniBatch:
 
 @dataclass(frozen=True)
 class StepStats:
-    """One optimizer step on one rank. `stats`, and `gradients` if recorded, are this rank's part of sums over ranks."""
+    """One optimizer step on one rank. `stats`, and `gradients` if recorded, are this rank's part of sums over ranks.
+
+    memory: of the rank's device after the step; None on the CPU.
+    """
 
     stats: dict[str, float]
     grad_norm: float
     skipped: bool
     gradients: dict[str, RecordedTensor] = field(default_factory=dict)
+    memory: DeviceMemory | None = None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What the use of a device is measured by. costs: of the roles that train, as far as they are known; peak:
+    operations a second of one device in the compute dtype, None where it is not known."""
+
+    costs: dict[str, Dense]
+    peak: float | None
 
 
 @dataclass(frozen=True)
@@ -83,6 +101,7 @@ class Worker:
             }
             sizes = {role: sum(p.numel() for p in e.module.parameters()) for role, e in self.engines.items()}
         self.rollout: NativeEngine | None = None
+        self._copy: Parking | None = None  # the rollout's own weights, in a world of more than one
         built = ", ".join(f"{role} {size / 1e6:.2f} M parameters" for role, size in sizes.items())
         self._say(f"rank {rank.rank} of {rank.world}: built {built}")
 
@@ -114,6 +133,19 @@ class Worker:
         """The fields of the plan that were read in this process, and by which modules."""
         return reads()
 
+    def speed(self) -> Speed:
+        """What perf/mfu is computed from."""
+        trained = {role: engine for role, engine in self.engines.items() if engine.plan.optim is not None}
+        costs = {role: Dense.of(engine.module.config) for role, engine in trained.items()}
+        return Speed({role: cost for role, cost in costs.items() if cost is not None}, self._peak())
+
+    def _peak(self) -> float | None:
+        """The known peaks are those of bfloat16."""
+        if self.rank.device == "cpu" or self.plan.actor.compute_dtype != "bfloat16":
+            return None
+        device = self.engines["actor"].device
+        return platform(self.rank.device).peak(torch.get_device_module(device).get_device_name(device))
+
     # Scoring -------------------------------------------------------------------------------------------------------
 
     def infer(
@@ -144,7 +176,8 @@ class Worker:
                 done = engine.train_step(
                     mini.share.batch, mini.share.micro, mini.objective, temperature=temperature, record=record
                 )
-                steps.append(StepStats(done.stats, done.grad_norm, done.skipped, done.gradients))
+                memory = DeviceMemory.of(engine.device)
+                steps.append(StepStats(done.stats, done.grad_norm, done.skipped, done.gradients, memory))
         if last:
             engine.end_iteration()
         self._say(f"updated {role}, {len(steps)} optimizer steps,")
@@ -161,7 +194,10 @@ class Worker:
     def start_rollout(self, eos_token_ids: Sequence[int]) -> None:
         """Start this rank's replica. Alone in the world it decodes on the trainer's own module, else on a full copy."""
         with self._phase("start_rollout"):
-            module = self.engines["actor"].module if self.rank.world == 1 else _full_copy(self.plan.actor, self.rank)
+            module: nn.Module = self.engines["actor"].module
+            if self.rank.world > 1:
+                self._copy = full_copy(self.plan.actor, self.rank)
+                module = self._copy.module
             self.rollout = NativeEngine(
                 module,
                 eos_token_ids=eos_token_ids,
@@ -170,27 +206,31 @@ class Worker:
                 compute_dtype=getattr(torch, self.plan.actor.compute_dtype),
             )
 
+    @contextmanager
+    def _loaded_rollout(self) -> Iterator[NativeEngine]:
+        """The replica, its weights on the device and awake."""
+        assert self.rollout is not None
+        parking = self.engines["actor"] if self._copy is None else self._copy
+        with parking.loaded(optimizer=False):
+            self.rollout.wake()
+            yield self.rollout
+            self.rollout.sleep()
+
     def generate(self, requests: Sequence[Request], sampling: Sampling, step: int) -> list[Completion]:
         """Completions in the order of the requests (which may be none)."""
-        assert self.rollout is not None
-        with self._phase("generate"), self.engines["actor"].loaded(optimizer=False):
-            self.rollout.wake()
-            done = self.rollout.generate(requests, sampling, step=step)
-            self.rollout.sleep()
+        with self._phase("generate"), self._loaded_rollout() as rollout:
+            done = rollout.generate(requests, sampling, step=step)
         self._say(f"step {step}: generated {sum(len(c.token_ids) for c in done)} tokens for {len(done)} samples")
         return done
 
     def push_weights(self, probe: Batch) -> float:
         """Give the actor's weights to the replica; the largest log-prob gap between both on the one-sample probe."""
-        assert self.rollout is not None
         actor = self.engines["actor"]
-        with self._phase("update_weights"), actor.loaded(optimizer=False):
+        with self._phase("update_weights"), actor.loaded(optimizer=False), self._loaded_rollout() as rollout:
             if self.rank.world > 1:
-                self.rollout.update_weights(actor.full_weights())
+                rollout.update_weights(actor.full_weights())
             here = actor.infer(probe, [[0]], temperature=1.0)["log_probs"]
-            self.rollout.wake()
-            there = self.rollout.score(probe.prompt(0).tolist(), probe.response(0).tolist())
-            self.rollout.sleep()
+            there = rollout.score(probe.prompt(0).tolist(), probe.response(0).tolist())
         return float((here - torch.tensor(there, dtype=here.dtype)).abs().max())
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
@@ -209,6 +249,18 @@ class Worker:
         self._say(f"loaded {role} of {folder}")
 
 
-def _full_copy(plan: EnginePlan, rank: Rank) -> torch.nn.Module:
-    module: torch.nn.Module = build_model(plan, rank).requires_grad_(False).eval()
-    return module
+def full_copy(plan: EnginePlan, rank: Rank) -> Parking:
+    """The whole model on this rank's device, in the compute dtype: what sharded weights are cast to before a product.
+
+    Between phases it is where the plan wants parameters to be.
+    """
+    device = device_of(rank)
+    module: nn.Module = build_model(replace(plan, master_dtype=plan.compute_dtype), rank).requires_grad_(False).eval()
+    return Parking(
+        module.to(device),
+        None,
+        device=device,
+        host=torch.device("cpu"),
+        parameters=plan.param_offload,
+        optimizer_state=False,
+    )
