@@ -19,10 +19,9 @@ from corral.job.service.settings import Settings
 
 SHIPPED = Path(__file__).parent / "profiles"
 EXTENDS = "extends"
-# They differ from node to node: Corral finds them on each node, and passes none of them on.
+# They are right on one node, or in one process, at most: Corral, Ray and the device plugin find them there.
 OF_ONE_NODE = frozenset(
-    {"HCCL_IF_IP", "HCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
-    | {"ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "RANK_TABLE_FILE"}
+    {"HCCL_IF_IP", "RANK_TABLE_FILE", "ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
     | {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 _LOADERS = ("LD_PRELOAD", "LD_AUDIT", "BASH_ENV", "PYTHONSTARTUP")
@@ -162,7 +161,7 @@ class NodeProfile(_Part):
     def _env(cls, env: dict[str, str]) -> dict[str, str]:
         for variable, value in env.items():
             if variable in OF_ONE_NODE:
-                raise ValueError(f"{variable} differs from node to node, and Corral finds it on each; leave it out")
+                raise ValueError(f"{variable} is right on one node at most, and found out on each; leave it out")
             if not names.ENV_NAME.fullmatch(variable) or "\0" in value:
                 raise ValueError(f"{variable[:80]!r} is not a variable name, or its value holds a NUL byte")
             if variable in _LOADERS or variable.startswith(("CORRAL_AGENT_", "CORRAL_JOB_", "RAY_AUTH_")):
