@@ -85,12 +85,17 @@ class Attempts:
         """Remove what exists of attempts that are over, or that nobody knows."""
         try:
             owned = await self._backend.list_owned()
-            for submission_id in owned:
-                if not await self._wanted(submission_id):
-                    log.warning("removing what is left of %s", submission_id)
-                    await self._backend.destroy(submission_id)
         except InfraError as error:
-            log.warning("not all that is left of earlier jobs is removed: %s", error)
+            log.warning("nobody knows what is left of earlier jobs: %s", error)
+            return
+        for submission_id in owned:
+            if await self._wanted(submission_id):
+                continue
+            log.warning("removing what is left of %s", submission_id)
+            try:
+                await self._backend.destroy(submission_id)
+            except InfraError as error:  # one that stays does not keep the others
+                log.warning("not all that is left of %s is removed: %s", submission_id, error)
 
     async def _wanted(self, submission_id: str) -> bool:
         known = files.split(submission_id)

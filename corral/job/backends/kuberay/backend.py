@@ -18,7 +18,7 @@ from corral.job.backends.kuberay import manifest as manifests
 from corral.job.backends.kuberay import pod_states as pods
 from corral.job.backends.kuberay.client import KubeClient, Object
 from corral.job.backends.kuberay.cluster import Cluster
-from corral.job.backends.kuberay.dashboard import Dashboards, Question
+from corral.job.backends.kuberay.dashboard import ANSWER, Dashboards, Question
 from corral.job.backends.kuberay.errors import Invalid, KubeError
 from corral.job.backends.kuberay.informer import Pace
 from corral.job.backends.kuberay.pods import RAY_TOKEN_KEY
@@ -33,6 +33,7 @@ from corral.job.backends.kuberay.status import (
     lost_head,
     mode_of,
     text,
+    was_given,
 )
 from corral.job.backends.kuberay.way import Wanted, Way
 from corral.job.backends.ray_jobs.api import JobsApi, Submission
@@ -48,13 +49,15 @@ log = logging.getLogger("corral.service.kuberay")
 @dataclass(frozen=True)
 class Bounds:
     """Seconds. look: between looks at what does not change by itself. fresh: for which an answer of Ray is good.
-    wait: that one look waits for Ray. silence: of a dashboard, after which a RayJob that failed is judged without it.
-    head: without its head pod, or with another one, after which a job is lost. events: between looks for events.
-    removal: until what is still there after a deletion is named."""
+    wait: that one look waits for Ray. answer: until one that Ray does not give counts as silence. silence: of a
+    dashboard, after which a RayJob that failed is judged without it. head: without its head pod, or with another one,
+    after which a job is lost. events: between looks for events. removal: until what is still there after a deletion
+    is named."""
 
     look: float = 1.0
     fresh: float = 1.0
     wait: float = 1.5
+    answer: float = ANSWER
     silence: float = 20.0
     head: float = 10.0
     events: float = 5.0
@@ -79,6 +82,7 @@ class KubeRayBackend:
         self._ways: dict[str, Way] = {}
         self._questions: dict[str, Question] = {}
         self._stops: dict[str, asyncio.Task[None]] = {}
+        self._never: set[str] = set()  # stopped before Ray was given them
         self._headless: dict[str, float] = {}  # since when the head that has the job is not seen
         self._told: dict[str, tuple[float, str]] = {}  # what events said, and when they were read
 
@@ -181,6 +185,8 @@ class KubeRayBackend:
         if rayjob is None:
             note = read_note(folder)
             return gone(submission_id) if note and note.stage is Stage.SUBMITTED else Observation(Presence.ABSENT)
+        if submission_id in self._never:
+            return Observation(Presence.ENDED, "it was stopped before Ray was given it")
         heard, seen = UNASKED, judge(rayjob)
         if seen is None:
             heard = await self._ask(submission_id, rayjob)
@@ -212,14 +218,16 @@ class KubeRayBackend:
         return replace(seen, message=trouble or way.said or seen.message)
 
     async def _ask(self, name: str, rayjob: Object) -> Heard:
-        question = self._questions.setdefault(name, Question(name))
+        question = self._questions.setdefault(name, Question(name, self._bounds.answer))
         return await question.ask(self._dashboards.of(name, rayjob), self._bounds.fresh, self._bounds.wait)
 
     def _await_dashboard(self, name: str) -> None:
         """Its own word is worth waiting for, a while. Raises InfraError meanwhile."""
-        silent = self._questions[name].silent
-        if silent < self._bounds.silence:
+        if (silent := self._silence(name)) < self._bounds.silence:
             raise InfraError(f"RayJob {name} failed, and Ray's dashboard does not answer since {silent:.0f} s")
+
+    def _silence(self, name: str) -> float:
+        return self._questions[name].silent if name in self._questions else 0.0
 
     async def _settled(self, name: str, rayjob: Object) -> bool:
         """Whether all is known that the agent left at Ray about its end."""
@@ -286,17 +294,25 @@ class KubeRayBackend:
         return None
 
     async def fetch(self, submission_id: str, watermarks: Mapping[str, int]) -> Heartbeat | None:
-        api = await self._api_with_job(submission_id)
+        api = await self._with_output(submission_id)
         return None if api is None else await self._harvest.fetch(api, submission_id, watermarks)
 
-    async def _api_with_job(self, name: str) -> JobsApi | None:
-        """None where nothing of the job is to be had any more, or not yet: not asked for again and again then."""
-        if files.split(name) is None:
+    async def _with_output(self, name: str) -> JobsApi | None:
+        """Where the output of the job is to be had; None when it is nowhere any more, so that nobody waits for it.
+
+        Raises InfraError when Ray does not answer now.
+        """
+        rayjob = await self._cluster.rayjob(name) if files.split(name) is not None else None
+        api = None if rayjob is None else self._dashboards.of(name, rayjob)
+        if rayjob is None or api is None or self._lost(name, rayjob, UNASKED) is not None:
             return None
-        rayjob = await self._cluster.rayjob(name)
-        if rayjob is None or self._lost(name, rayjob, UNASKED) is not None:
-            return None
-        return self._dashboards.of(name, rayjob)
+        heard = await self._ask(name, rayjob)
+        if heard.answer is Answer.SILENT:
+            seen = judge(rayjob, heard)
+            if seen is not None and seen.presence is Presence.ENDED and self._silence(name) >= self._bounds.silence:
+                return None
+            raise InfraError(f"Ray's dashboard of {name} does not answer since {self._silence(name):.0f} s")
+        return api
 
     # Ending ---------------------------------------------------------------------------------------------------------
 
@@ -316,6 +332,8 @@ class KubeRayBackend:
                 rayjob = await self._cluster.rayjob(name)
                 api = self._dashboards.of(name, rayjob) if rayjob is not None else None
                 job = await api.get(name) if api is not None else None
+                if job is None and (rayjob is None or not was_given(rayjob)):
+                    self._never.add(name)
                 if api is None or job is None or job.over:
                     return
                 if not told:
@@ -348,6 +366,7 @@ class KubeRayBackend:
         self._ways.pop(name, None)
         self._headless.pop(name, None)
         self._told.pop(name, None)
+        self._never.discard(name)
         if (question := self._questions.pop(name, None)) is not None:
             question.close()
 

@@ -62,9 +62,10 @@ class Dashboards:
 @dataclass
 class Question:
     """What the Jobs API says of one submission. It is asked in the background, so that a dashboard that hangs holds up
-    nobody: an answer that takes too long is what was said before, and silence in the end."""
+    nobody: an answer that takes too long is what was said before, and silence after `bound` seconds."""
 
     submission_id: str
+    bound: float = ANSWER
     heard: Heard = UNASKED
     silent_since: float | None = None
     _asked_at: float = float("-inf")
@@ -77,7 +78,7 @@ class Question:
         running = self.heard.job is not None and self.heard.job.status == "RUNNING"
         if self._asking is None and not (running and time.monotonic() - self._asked_at < again):
             self._asking = asyncio.create_task(self._ask(api), name=f"ask about {self.submission_id}")
-        if self._asking is not None:
+        if self._asking is not None and self.heard is not SILENT:  # nobody waits for one that is known to be silent
             await asyncio.wait([self._asking], timeout=wait)
         return SILENT if self.heard.answer is Answer.UNASKED else self.heard
 
@@ -101,7 +102,7 @@ class Question:
         if api is None:
             return SILENT
         try:
-            async with asyncio.timeout(ANSWER):
+            async with asyncio.timeout(self.bound):
                 job = await api.get(self.submission_id)
         except (InfraError, TimeoutError):
             return SILENT

@@ -70,6 +70,7 @@ class FakeDashboard:
         self.jobs: dict[str, Job] = {}
         self.submissions: list[str] = []
         self.silent = threading.Event()
+        self.over = threading.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="fd-"))
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"dashboard": self})
@@ -80,6 +81,7 @@ class FakeDashboard:
 
     def close(self) -> None:
         """As the pod ends: all of its processes with it."""
+        self.over.set()
         self._server.shutdown()
         self._server.server_close()
         for job in self.jobs.values():
@@ -130,8 +132,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         it = self.dashboard
-        while it.silent.is_set():
+        while it.silent.is_set() and not it.over.is_set():
             time.sleep(0.02)
+        if it.over.is_set():  # the connection dies with the pod
+            self.close_connection = True
+            return
         if it.token and f"Bearer {it.token}" not in (
             self.headers.get("Authorization"),
             self.headers.get("X-Ray-Authorization"),

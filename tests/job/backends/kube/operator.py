@@ -24,7 +24,7 @@ from tests.job.backends.kube.containers import Containers, LightContainers, Obje
 FINALIZER = "ray.io/rayjob-finalizer"
 NAME = "ray.io/originated-from-cr-name"
 RAY, CORE = "/apis/ray.io/v1", "/api/v1"
-TICK = 0.02
+TICK = 0.04
 
 
 class OperatorSimulator:

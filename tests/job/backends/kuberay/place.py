@@ -18,8 +18,8 @@ from tests.job.backends.kube.api import FakeKube
 from tests.job.backends.kube.containers import LightContainers
 from tests.job.backends.kube.operator import OperatorSimulator
 
-FAST = Bounds(look=0.1, fresh=0.2, wait=1.0, silence=0.5, head=0.3, events=0.1, removal=20.0)
-BRISK = Pace(floor=0.02, pause=0.05, cap=0.5, silence=2.0)
+FAST = Bounds(look=0.1, fresh=0.2, wait=0.5, answer=1.0, silence=0.5, head=0.3, events=0.1, removal=20.0)
+BRISK = Pace(floor=0.02, pause=0.05, cap=0.5)
 
 
 @dataclass
@@ -74,7 +74,10 @@ def kubernetes(tmp_path: Path, *, runs: bool = True, **changes: Any) -> Iterator
             backend="kuberay",
             devices=16,
             nodes=Nodes(agent_dir=str(tmp_path / "nodes"), python=sys.executable),
-            kubernetes=Kubernetes(kubeconfig=kube.kubeconfig(tmp_path / "kubeconfig"), **changes),
+            kubernetes=Kubernetes(
+                kubeconfig=kube.kubeconfig(tmp_path / "kubeconfig"),
+                **{"image": "registry.example/corral:cpu", **changes},
+            ),
         )
         with OperatorSimulator(kube, containers) as operator:
             yield Kubernetes_(kube, operator, containers, settings, service.url, tmp_path / "work")
