@@ -43,7 +43,7 @@ def estimate(plan: Plan) -> tuple[RoleMemory, ...]:
             return ()
         out.append(_held(engine, sizes, plan.topology.world))
     if plan.topology.world > 1:  # alone, the rollout decodes on the actor's own weights
-        copy = out[0].parameters * _BYTES[plan.actor.master_dtype]
+        copy = out[0].parameters * _BYTES[plan.actor.compute_dtype]
         out.append(RoleMemory("rollout", out[0].parameters, weights=copy, gradients=0, optimizer=0))
     return tuple(out)
 

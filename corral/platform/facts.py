@@ -15,10 +15,12 @@ class Platform:
     `compute_dtype` is the default of forward and backward. The collective check sends `probe` MiB at first; a pair of
     ranks at or above `fast_enough` MiB/s is never slow, and one below `of_no_use` MiB/s always is.
 
-    `plugin` is the package that teaches torch the device type, made for one minor version of torch each; None: torch
-    knows it. `dtypes` are those the device trains in. `forks_after_import`: a process that has imported torch may be
-    forked. `environment`: variables of a rank, unless they are set; `deterministic`: more of them for a run that has
-    to repeat itself to the bit.
+    `averages`: its collectives can average; where they cannot, sums are divided. `plugin` is the package that teaches
+    torch the device type, made for one minor version of torch each; None: torch knows it. `dtypes` are those the device
+    trains in. `forks_after_import`: a process that has imported torch may be forked. `environment`: variables of a
+    rank, unless they are set; `deterministic`: more of them for a run that has to repeat itself to the bit. `peaks`:
+    part of a device's name, the first that fits counts → bfloat16 operations a second of its matrix units, dense, in
+    units of 1e12, as its maker states them.
     """
 
     device: str
@@ -30,8 +32,14 @@ class Platform:
     probe: float
     fast_enough: float
     of_no_use: float
+    averages: bool = True
     plugin: str | None = None
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
     forks_after_import: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
     deterministic: Mapping[str, str] = field(default_factory=dict)
+    peaks: Mapping[str, float] = field(default_factory=dict)
+
+    def peak(self, name: str) -> float | None:
+        """bfloat16 operations a second of the device that calls itself so; None when it is not known."""
+        return next((tera * 1e12 for part, tera in self.peaks.items() if part.lower() in name.lower()), None)

@@ -14,6 +14,7 @@ from torch import Tensor
 from corral.batch import FINISH_REASONS, Batch
 from corral.config.plan import EnginePlan
 from corral.engine.packing import split
+from corral.workers.worker import Speed
 
 
 def data_metrics(batch: Batch, sample_scores: Tensor, max_prompt_length: int) -> dict[str, float]:
@@ -97,6 +98,21 @@ def timing_metrics(batch: Batch, seconds: Mapping[str, float], world: int, gener
     out["perf/total_num_tokens"] = float(tokens)
     out["perf/time_per_step"] = seconds["step"]
     out["perf/throughput"] = tokens / (seconds["step"] * world)
+    return out
+
+
+def mfu_metrics(
+    speed: Speed, training: Batch, passes: Mapping[str, int], seconds: Mapping[str, float], world: int
+) -> dict[str, float]:
+    """perf/mfu/ROLE of the updates: operations over what `world` devices could do in that time; none without a peak.
+
+    passes: how often each role's update goes through the samples.
+    """
+    out = {}
+    for role, cost in speed.costs.items():
+        time = seconds.get(f"update_{role}")
+        if speed.peak is not None and time:
+            out[f"perf/mfu/{role}"] = cost.training(training.lengths) * passes[role] / (time * world * speed.peak)
     return out
 
 

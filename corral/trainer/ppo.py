@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from corral.batch import Batch
+from corral.config.plan import Plan
 from corral.errors import TrainingError
 from corral.exits import raise_lost_signal
 from corral.trainer.advantages import corrected, resampled, with_advantages, with_rewards
@@ -26,6 +27,7 @@ from corral.trainer.metrics import (
     data_metrics,
     mean_of_tokens,
     memory_metrics,
+    mfu_metrics,
     prefixed,
     rollout_metrics,
     timing_metrics,
@@ -108,9 +110,16 @@ def iterate(run: Run, step: int) -> dict[str, float]:
     metrics.update(data_metrics(batch, collected.values, plan.data.max_prompt_length))
     metrics.update(balance_metrics(batch, plan.actor, plan.trainer.balance_batch))
     metrics.update(memory_metrics())
-    metrics.update(timing_metrics(batch, timer.take(), plan.topology.world, collected.generated_tokens))
+    seconds = timer.take()
+    metrics.update(timing_metrics(batch, seconds, plan.topology.world, collected.generated_tokens))
+    metrics.update(mfu_metrics(run.speed, training, passes(plan), seconds, plan.topology.world))
     dump_samples(run, step, batch, collected.values)
     return metrics
+
+
+def passes(plan: Plan) -> dict[str, int]:
+    """How often the update of each role goes through the samples of an iteration."""
+    return {"actor": plan.actor_update.epochs, "critic": plan.critic_update.epochs if plan.critic_update else 0}
 
 
 def with_old_log_probs(run: Run, batch: Batch, metrics: dict[str, float]) -> Batch:

@@ -32,7 +32,7 @@ from corral.trainer.timing import Timers
 from corral.workers.group import WorkerGroup
 from corral.workers.in_process import InProcess
 from corral.workers.launcher import Launcher, LineSink, sink_for
-from corral.workers.worker import Worker
+from corral.workers.worker import Speed, Worker
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ class Run:
     loader: PromptLoader
     validation: PromptDataset | None
     group: WorkerGroup
+    speed: Speed
     generation: Generation
     scorer: Scorer
     records: Records
@@ -122,6 +123,7 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run | None]:
             loader=loader,
             validation=validation,
             group=group,
+            speed=group.speed(),
             generation=Generation(plan, group, loader, train, probe=probe, eos_token_ids=ids),
             scorer=Scorer(rewards, tokenizer),
             records=records,
