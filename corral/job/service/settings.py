@@ -67,7 +67,7 @@ class RayCluster:
 @dataclass(frozen=True)
 class Kubernetes:
     """Where RayJobs are made. kubeconfig, context: None: as kubectl would, or the pod's service account. namespace:
-    None: that of the context or of the pod. profile, image: of jobs that name none; image "": the profile's.
+    None: that of the context or of the pod. profile: of jobs that name none. image: where job and profile name none.
 
     dashboard: how a cluster's Ray dashboard is reached, by its service name or through the API server. scheduler,
     queue: who admits all pods of a job at once. secrets: name of a job's secret → NAME/KEY of a Kubernetes secret.

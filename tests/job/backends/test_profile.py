@@ -35,7 +35,7 @@ def test_what_comes_with_corral():
     for name in SHIPPED:
         profile = load(name, None)
         assert profile.about
-        assert profile.image
+        assert not profile.image, "a name without a registry would be looked for where anybody can push"
         assert not OF_ONE_NODE & profile.env.keys()
     a2, a3 = load("ascend-a2", None), load("ascend-a3", None)
     assert (a2.accelerator.per_node, a3.accelerator.per_node) == (8, 16)

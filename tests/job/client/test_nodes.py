@@ -17,12 +17,14 @@ from corral.job.service.settings import Kubernetes
 from tests.job.client.test_commands import Call, call, source  # noqa: F401  (fixtures)
 from tests.job.service.running import Running, running
 
+CLUSTER = Kubernetes(profile="ascend-a2", namespace="ci", image="registry.example/corral:ascend")
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A service that would make RayJobs, and starts nothing."""
     folder = tmp_path_factory.mktemp("cluster") / "data"
-    with running(folder, backend="kuberay", kubernetes=Kubernetes(profile="ascend-a2", namespace="ci")) as it:
+    with running(folder, backend="kuberay", kubernetes=CLUSTER) as it:
         backend, where = it.runner.backend, it.service.settings
         backend.manifest = lambda name, *asked: to_yaml(manifest(name, *asked, where, "0" * 12))
         backend.refusal = lambda *asked: refusal(*asked, where)
@@ -68,7 +70,7 @@ def test_patches_come_from_files_in_order(tmp_path):
         (b"[]", "has to be a list of operations"),
         (b"{}", "has to be a list of operations"),
         (b"[1]", "has to be a list of operations"),
-        (b"[" * 1500, "is neither JSON nor YAML"),
+        (b"[" * 900, "is neither JSON nor YAML"),
         (b"#" * (300 << 10), "is over 256 KiB"),
     ],
     ids=["none", "cut", "bytes", "empty", "mapping", "number", "deep", "large"],

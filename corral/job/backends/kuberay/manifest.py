@@ -69,9 +69,11 @@ def to_yaml(found: dict[str, Any]) -> str:
 def asked_of(submission_id: str, resources: Resources, placement: Placement, settings: Settings) -> pods.Asked:
     """All that decides what the pods are like. Raises ConfigError."""
     profile = profile_of(placement.profile, resources.kind, settings)
-    image = placement.image or settings.kubernetes.image or profile.image
-    if not image:
-        raise ConfigError(f"profile {profile.name} names no image; give one with --image, or kubernetes.image")
+    image = placement.image or profile.image or settings.kubernetes.image
+    if not image:  # none comes with Corral: a name without a registry would be looked for where anybody can push
+        raise ConfigError(
+            f"profile {profile.name} names no image; give one with --image, or kubernetes.image to the service"
+        )
     devices, most = resources.accelerators_per_node, profile.accelerator.per_node if profile.accelerator else None
     if most is not None and devices > most:
         raise ConfigError(

@@ -13,6 +13,7 @@ from corral.job.protocol.submit import Patch, Resources
 from corral.job.service.settings import Kubernetes, Nodes, Profile, Settings
 
 ID, OWNER = "rj-0123456789ab-a1", "fedcba987654"
+IMAGE = "registry.example/corral:1"
 ABOUT = {"repository": "volcengine/verl", "commit": "0" * 40, "run": "1234/1", "name": "ppo"}
 
 
@@ -20,7 +21,7 @@ def settings(folder: Path | None = None, images: tuple[str, ...] = (), **kuberne
     return Settings(
         Path("/data"),
         backend="kuberay",
-        kubernetes=Kubernetes(**{"profile": "ascend-a2", **kubernetes}),
+        kubernetes=Kubernetes(**{"profile": "ascend-a2", "image": IMAGE, **kubernetes}),
         nodes=Nodes(profiles_dir=folder),
         profile=Profile(images=images),
     )

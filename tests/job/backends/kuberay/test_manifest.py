@@ -331,11 +331,23 @@ def test_what_can_be_is_not_refused():
     assert refusal(Resources(kind="gpu"), placement(), settings()) is None, "there is one profile of kind gpu"
 
 
-@pytest.mark.parametrize("image", ["", "registry.example.org/a/b@sha256:" + "0" * 64])
-def test_whose_image_it_is(image):
-    found = made(where=settings(image="service:1"), place=placement(image=image))
-    assert {container(pod)["image"] for pod in pods(found)} == {image or "service:1"}
-    assert container(pods(made())[0])["image"] == "corral:ascend"
+@pytest.mark.parametrize(
+    ("asked", "of_profile", "of_service", "found"),
+    [
+        ("a:1", "b:1", "c:1", "a:1"),
+        ("", "b:1", "c:1", "b:1"),
+        ("", "", "c:1", "c:1"),
+        ("registry.example.org/a/b@sha256:" + "0" * 64, "b:1", "", "registry.example.org/a/b@sha256:" + "0" * 64),
+        ("", "", "", None),
+    ],
+)
+def test_whose_image_it_is(asked, of_profile, of_service, found, tmp_path):
+    (tmp_path / "lab.yaml").write_text(f"extends: cpu\nimage: '{of_profile}'\n")
+    where = settings(tmp_path, profile="lab", image=of_service)
+    if found is None:
+        assert "profile lab names no image" in str(refusal(Resources(), placement(), where))
+    else:
+        assert {container(pod)["image"] for pod in pods(made(where=where, place=placement(image=asked)))} == {found}
 
 
 @given(st.text(max_size=200))
