@@ -46,7 +46,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_backend, "STOP_LOOK", 0.02)
     monkeypatch.setattr(ray_doubts, "NODES_FRESH", 0.0)
     monkeypatch.setattr(harvesting, "PAUSE", 0.02)
-    monkeypatch.setattr(harvesting, "IDLE", 0.2)
+    monkeypatch.setattr(harvesting, "IDLE", 0.1)
 
 
 Life = Callable[[Callable[[], RayJobsBackend], Dashboard], Awaitable[None]]

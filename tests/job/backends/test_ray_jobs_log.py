@@ -60,6 +60,19 @@ def brought(folder: Path) -> dict[str, bytes]:
     return found
 
 
+async def fetched(harvest: Harvest, api: JobsApi, folder: Path, sources: dict[str, bytes] | None) -> list[object]:
+    """Fetch until these are here, or anything at all; what was heard on the way. Each fetch may be cut short by a busy
+    machine."""
+    heard: list[object] = []
+
+    async def here() -> bool:
+        heard.append(await harvest.fetch(api, NAME, {}))
+        return (folder / "driver.log").exists() and sources in (None, brought(folder))
+
+    await until(here)
+    return heard
+
+
 CLOSES = {
     "ray's own": [],
     "1000 in the middle": [Close(30_000, 1000)],
@@ -75,7 +88,7 @@ CLOSES = {
 @pytest.mark.parametrize("closes", CLOSES.values(), ids=CLOSES)
 def test_all_of_it_comes_once_however_the_socket_ends(closes, over, tmp_path, monkeypatch):
     monkeypatch.setattr(harvesting, "PAUSE", 0.01)
-    monkeypatch.setattr(harvesting, "IDLE", 0.3)
+    monkeypatch.setattr(harvesting, "IDLE", 0.1)
     folder = folder_of(tmp_path)
     job = Job(entrypoint=ENTRYPOINT, log=RAY_SAYS + text(SOURCES, frame(end(SOURCES)) if over else "still going"))
 
@@ -86,9 +99,10 @@ def test_all_of_it_comes_once_however_the_socket_ends(closes, over, tmp_path, mo
                 job.end(7)
                 await until(lambda: harvest.settled(api, NAME))
                 assert harvest.end_record(NAME) == end(SOURCES)
-            assert await harvest.fetch(api, NAME, {}) == Heartbeat(attempt=1, phase="running")
-            assert brought(folder) == SOURCES
+            heard = await fetched(harvest, api, folder, SOURCES)
+            assert [one for one in heard if one] == [Heartbeat(attempt=1, phase="running")]
             assert await harvest.fetch(api, NAME, {}) is None  # no news
+            assert brought(folder) == SOURCES
             assert harvest.end_record(NAME) == (end(SOURCES) if over else None)
             await harvest.forget(NAME)
 
@@ -98,7 +112,7 @@ def test_all_of_it_comes_once_however_the_socket_ends(closes, over, tmp_path, mo
 def test_a_log_that_grows_is_followed_and_read_on_behind_what_is_known(tmp_path, monkeypatch):
     """The dashboard dies and comes back in the middle; afterwards the job ends."""
     monkeypatch.setattr(harvesting, "PAUSE", 0.01)
-    monkeypatch.setattr(harvesting, "IDLE", 0.3)
+    monkeypatch.setattr(harvesting, "IDLE", 0.1)
     folder = folder_of(tmp_path)
     whole = RAY_SAYS + text(SOURCES)
     job = Job(entrypoint=ENTRYPOINT, log=whole[: len(whole) // 3])
@@ -108,9 +122,7 @@ def test_a_log_that_grows_is_followed_and_read_on_behind_what_is_known(tmp_path,
         harvest = Harvest(tmp_path)
         async with dashboard:
             api = JobsApi(dashboard.address)
-            await harvest.fetch(api, NAME, {})
-            before = brought(folder)
-            assert 0 < len(before["driver"]) <= len(SOURCES["driver"])
+            await fetched(harvest, api, folder, None)
             job.log = whole[: len(whole) // 2]
             await harvest.fetch(api, NAME, {})
             assert dashboard.count(f"GET /api/jobs/{NAME}/logs/tail") == 1
@@ -130,7 +142,7 @@ def test_a_log_that_grows_is_followed_and_read_on_behind_what_is_known(tmp_path,
 def test_a_giant_line_holds_up_the_socket_but_not_us(tmp_path, monkeypatch):
     """Ray's inner socket dies of a line of more than 4 MiB, and the outer one ends with 1000 and without a word."""
     monkeypatch.setattr(harvesting, "PAUSE", 0.01)
-    monkeypatch.setattr(harvesting, "IDLE", 0.2)
+    monkeypatch.setattr(harvesting, "IDLE", 0.1)
     folder = folder_of(tmp_path)
     giant = "y" * (5 << 20)
     job = Job(entrypoint=ENTRYPOINT, log=f"{RAY_SAYS}{giant}\n{text(SOURCES)}")
@@ -138,11 +150,10 @@ def test_a_giant_line_holds_up_the_socket_but_not_us(tmp_path, monkeypatch):
     async def life() -> None:
         async with Dashboard(jobs={NAME: job}, closes=[Close(0)] * 1000) as dashboard:
             harvest, api = Harvest(tmp_path), JobsApi(dashboard.address)
-            assert await harvest.fetch(api, NAME, {}) is not None
+            assert any(await fetched(harvest, api, folder, SOURCES))
             await harvest.forget(NAME)
 
     asyncio.run(life())
-    assert brought(folder) == SOURCES
 
 
 def test_a_log_that_ray_cannot_read_any_more_is_given_up_in_the_end(tmp_path, monkeypatch):
@@ -170,14 +181,14 @@ def test_a_log_that_ray_cannot_read_any_more_is_given_up_in_the_end(tmp_path, mo
 def test_another_log_is_taken_from_its_start(tmp_path, monkeypatch):
     """The prefix differs, so nothing of it is skipped; frames may come twice without harm."""
     monkeypatch.setattr(harvesting, "PAUSE", 0.01)
-    monkeypatch.setattr(harvesting, "IDLE", 0.2)
+    monkeypatch.setattr(harvesting, "IDLE", 0.1)
     folder = folder_of(tmp_path)
     job = Job(entrypoint=ENTRYPOINT, log=RAY_SAYS + text({"driver": GROWING[:9000]}))
 
     async def life() -> None:
         async with Dashboard(jobs={NAME: job}) as dashboard:
             harvest, api = Harvest(tmp_path), JobsApi(dashboard.address)
-            await harvest.fetch(api, NAME, {})
+            await fetched(harvest, api, folder, {"driver": GROWING[:9000]})
             job.log = "Ray moved it.\n" + RAY_SAYS + text(SOURCES, frame(end(SOURCES)))
             job.end(7)
             await until(lambda: harvest.settled(api, NAME))
@@ -223,7 +234,7 @@ def test_what_is_not_for_this_attempt_or_not_whole_is_not_believed(tmp_path):
 
 
 def test_what_is_stored_already_leaves_a_hole_and_what_is_missing_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(harvesting, "IDLE", 0.2)
+    monkeypatch.setattr(harvesting, "IDLE", 0.1)
     folder = folder_of(tmp_path)
     late = "".join(f"{line}\n" for line in data_frames("driver", 30_000, GROWING[30_000:40_000]))
     job = Job(entrypoint=ENTRYPOINT, log=RAY_SAYS + late)
@@ -233,7 +244,12 @@ def test_what_is_stored_already_leaves_a_hole_and_what_is_missing_none(tmp_path,
             harvest, api = Harvest(tmp_path), JobsApi(dashboard.address)
             await harvest.fetch(api, NAME, {"driver": 29_000})
             assert not (folder / "driver.log").exists()  # what lies between may come over HTTP
-            await harvest.fetch(api, NAME, {"driver": 31_000})
+
+            async def here() -> bool:
+                await harvest.fetch(api, NAME, {"driver": 31_000})
+                return (folder / "driver.log").exists() and (folder / "driver.log").stat().st_size == 40_000
+
+            await until(here)
             await harvest.forget(NAME)
 
     asyncio.run(life())

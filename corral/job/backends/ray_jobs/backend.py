@@ -34,6 +34,7 @@ from corral.job.protocol.submit import Resources
 from corral.job.service.settings import Settings
 
 FRESH = 1.0  # seconds that an answer about a job is good for
+LOOK_BOUND = 4.0  # seconds that an answer may take when all that is wanted is a look
 LOOK = 2.0  # seconds between looks at a cluster that has not got the nodes for a job
 STOP_LOOK = 0.25  # seconds between looks at a job that was told to stop
 STOP_BOUND = STOP_SECONDS + 10.0  # seconds until one that does not is reported
@@ -60,7 +61,7 @@ class RayJobsBackend:
         self._waiting: dict[str, asyncio.Task[None]] = {}
         self._why: dict[str, str] = {}  # of those that wait
         self._refused: dict[str, str] = {}  # after they had waited
-        self._seen: dict[str, tuple[float, RayJob | None]] = {}
+        self._seen: dict[str, tuple[float, RayJob | str | None]] = {}  # a string: why it is not known
 
     def refusal(self, resources: Resources, placement: Placement) -> str | None:
         asked = [name for name in ("cpu", "memory", "shm") if getattr(resources, name) is not None]
@@ -118,14 +119,13 @@ class RayJobsBackend:
             return Observation(Presence.ABSENT)
         try:
             job = await self._job(submission_id)
-            lost = await self._doubts.node_lost(job) if job is not None and not job.over else None
         except InfraError:
             if (silent := self._doubts.silence(submission_id)) is None:
                 raise
             return Observation(Presence.ENDED, silent, None, "RUNNING", "Failed", HEAD_LOST)
         if job is None:
             return await self._unknown(note)
-        if lost is not None:
+        if not job.over and (lost := await self._doubts.node_lost(job)) is not None:
             return Observation(Presence.ENDED, lost, None, job.status, "Failed", HEAD_LOST)
         if job.over and not await self._harvest.settled(self._api, submission_id):
             message = f"Ray says {job.status}; what its agent left in the log is being read"
@@ -238,11 +238,19 @@ class RayJobsBackend:
     # Looking --------------------------------------------------------------------------------------------------------
 
     async def _job(self, submission_id: str) -> RayJob | None:
-        """What Ray said of it a moment ago, or now."""
+        """What Ray said of it a moment ago, or now. Looks are many: none may take long, nor be repeated at once."""
         at, job = self._seen.get(submission_id, (float("-inf"), None))
         if time.monotonic() - at > FRESH:
-            job = await self._api.get(submission_id)
+            try:
+                async with asyncio.timeout(LOOK_BOUND):
+                    job = await self._api.get(submission_id)
+            except TimeoutError:
+                job = f"Ray's dashboard at {self._api.address} did not answer within {LOOK_BOUND:g} s"
+            except InfraError as error:
+                job = str(error)
             self._seen[submission_id] = (time.monotonic(), job)
+        if isinstance(job, str):
+            raise InfraError(job)
         return job
 
     async def _own(self, submission_id: str) -> RayJob | None:
@@ -283,7 +291,9 @@ class RayJobsBackend:
             await self._harvest.fetch(self._api, submission_id, {})
             await self._harvest.settled(self._api, submission_id)
         except InfraError as error:
-            log.warning("the last output of %s is lost: %s", submission_id, error)
+            raise InfraError(f"{submission_id} is kept until its output is here: {error}") from error
+        if not self._harvest.all_here(submission_id):
+            raise InfraError(f"{submission_id} is kept until its output is here")
         await self._api.delete(submission_id)
         if await self._api.get(submission_id) is not None:
             raise InfraError(f"Ray still has {submission_id} after it was deleted")

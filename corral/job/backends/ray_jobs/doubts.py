@@ -6,11 +6,15 @@ has to be silent for just as long as Ray.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 
+from corral.errors import InfraError
 from corral.job.backends.ray_jobs.api import JobsApi, RayJob, RayNode
 
 NODES_FRESH = 5.0  # seconds that an answer about nodes is good for
+NODES_ANSWER = 4.0  # seconds that it may take
 SILENCE = 600.0  # seconds in which neither the agent nor Ray was heard, after which both are taken for gone
 ASKED = 60.0  # seconds; the service listens to Ray for an agent only while that is not heard otherwise
 
@@ -22,12 +26,14 @@ class Doubts:
         self._silent: dict[str, tuple[float, float]] = {}  # since when, and when last
 
     async def node_lost(self, job: RayJob) -> str | None:
-        """One line when the node that the job's process is on is dead. Raises InfraError."""
+        """One line when the node that the job's process is on is dead, as far as Ray can be asked."""
         if job.node_id is None:
             return None
         if time.monotonic() - self._nodes_at > NODES_FRESH:
-            self._nodes = await self._api.nodes()
-            self._nodes_at = time.monotonic()
+            self._nodes_at, self._nodes = time.monotonic(), []
+            with suppress(InfraError, TimeoutError):
+                async with asyncio.timeout(NODES_ANSWER):
+                    self._nodes = await self._api.nodes()
         node = next((node for node in self._nodes if node.node_id == job.node_id), None)
         if node is None or node.alive:
             return None

@@ -75,6 +75,11 @@ class Harvest:
         its = self._logs.get(submission_id)
         return None if its is None else its.output()
 
+    def all_here(self, submission_id: str) -> bool:
+        """Of a job that is over, after a fetch: whether its log may be deleted, as far as it can be read at all."""
+        its = self._logs.get(submission_id)
+        return its is None or its.all_here()
+
     async def forget(self, submission_id: str) -> None:
         """Nothing more is wanted of its log."""
         if (its := self._logs.pop(submission_id, None)) is not None:
@@ -113,12 +118,14 @@ class _Log:
         self._heard: Heartbeat | None = None
         self._news = False
         self._task: asyncio.Task[None] | None = None
+        self._asking = False  # for all of the log at once, which takes its time
         self._finishing = False
         self._finished = False  # its job is over, and it was read to its end
         self._lost = False  # the same, but it could not be read
         self._moved_at = 0.0
         self._asked_at = 0.0
         self._trouble: BaseException | None = None
+        self._limit: asyncio.Timeout | None = None  # of the socket that is open
 
     def stored(self, watermarks: Mapping[str, int]) -> None:
         """Raises InfraError when the disk refuses."""
@@ -140,11 +147,15 @@ class _Log:
     async def catch_up(self, bound: float) -> None:
         """Read a log that may still grow up to its present end. Raises InfraError when it cannot be read."""
         self._asked_at = asked = time.monotonic()
+        self._trouble = None
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + FOLLOW)
         if self._task is None or self._task.done():
-            self._trouble = None
             self._moved_at = asked
             self._task = asyncio.create_task(self._follow(), name=f"log of {self._submission_id}")
-        while time.monotonic() - max(self._moved_at, asked) < IDLE and time.monotonic() - asked < bound:
+        while time.monotonic() - asked < bound:
+            if not self._asking and time.monotonic() - max(self._moved_at, asked) > IDLE:
+                break
             await asyncio.wait({self._task}, timeout=0.1)
             if self._task.done() or self._trouble is not None:
                 break
@@ -170,6 +181,9 @@ class _Log:
     def output(self) -> list[str] | None:
         return None if self._lost or not self._tail.taken else [*self._words]
 
+    def all_here(self) -> bool:
+        return self._finished or self._lost
+
     async def close(self) -> None:
         await self._cancel()
 
@@ -191,17 +205,32 @@ class _Log:
         while time.monotonic() - self._asked_at < FOLLOW:
             try:
                 before = self._tail.taken
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(FOLLOW):
-                        await self._tail.once(self._moved)
-                if self._tail.taken == before:
-                    await self._tail.whole()  # a line that is too long for the socket holds up all of it
-                    self._moved()
+                await self._follow_once()
+                if self._tail.taken == before:  # a line that is too long for the socket holds up all of it
+                    await self._all_at_once()
                 pause = PAUSE if self._tail.taken > before else min(2 * pause, LONGEST_PAUSE)
             except (InfraError, OSError) as error:
                 self._trouble = error if isinstance(error, InfraError) else _disk(error)
                 pause = min(2 * pause, LONGEST_PAUSE)
             await asyncio.sleep(pause)
+
+    async def _follow_once(self) -> None:
+        """Until the socket ends, or for so long as somebody asks."""
+        try:
+            async with asyncio.timeout(FOLLOW) as self._limit:
+                await self._tail.once(self._moved)
+        except TimeoutError:
+            return
+        finally:
+            self._limit = None
+
+    async def _all_at_once(self) -> None:
+        self._asking = True
+        try:
+            await self._tail.whole()
+        finally:
+            self._asking = False
+            self._moved()
 
     async def _read_out(self) -> None:
         """A reading that ended is believed to have been to the end when the frames say so, when it was one answer, or
