@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     orders: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(orders,), daemon=True).start()
     nodes = Mirrored(attempt, lambda line: say(said=line))
-    _obey(nodes, orders, say)
+    _obey(attempt, nodes, orders, say)
     return 0
 
 
@@ -50,7 +50,7 @@ def _read(orders: queue.Queue[str | None]) -> None:
     orders.put(None)
 
 
-def _obey(nodes: Mirrored, orders: queue.Queue[str | None], say: Callable[..., None]) -> None:
+def _obey(attempt: Attempt, nodes: Mirrored, orders: queue.Queue[str | None], say: Callable[..., None]) -> None:
     begun = False
     while True:
         try:
@@ -66,7 +66,7 @@ def _obey(nodes: Mirrored, orders: queue.Queue[str | None], say: Callable[..., N
             others, problem = nodes.begin()
             say(nodes=others, problem=problem)
             begun = True
-            if not others:
+            if not others and attempt.spec.nodes == 1:
                 return
         elif name == "last":
             say(complete=nodes.last(float(argument)))

@@ -61,15 +61,9 @@ class Mirrored:
             log_to_driver=False,
             logging_level="ERROR",
         )
-        others = len(self._others())
-        if not others:
-            self._forget_mark()
-            return 0, None
-        if spec.bundle is not None:
-            self._bundle = ray.put(Path(spec.bundle_path or "").read_bytes())
         problems = self._look()
         ready = sum(node.shared or node.actor is not None for node in self._nodes.values())
-        return others, problems[0] if problems and ready + 1 < spec.nodes else None
+        return len(self._nodes), problems[0] if problems and ready + 1 < spec.nodes else None
 
     def turn(self, wait: float) -> None:
         """Take what was answered within `wait` seconds, ask whoever is due, look for new nodes."""
@@ -134,8 +128,10 @@ class Mirrored:
         begun, problems = _gather({name: actor.begin.remote(self._mark) for name, actor in actors.items()}, START)
         apart = {name: actors[name] for name, is_apart in begun.items() if is_apart}
         unpacked: dict[str, Any] = dict.fromkeys(apart)
-        if self._bundle is not None and apart:
-            digest = self._attempt.spec.bundle
+        digest = self._attempt.spec.bundle
+        if digest is not None and apart:
+            if self._bundle is None:
+                self._bundle = ray.put(Path(self._attempt.spec.bundle_path or "").read_bytes())
             refs = {name: actor.unpack.remote(self._bundle, digest) for name, actor in apart.items()}
             unpacked, more = _gather(refs, START)
             problems |= more | {name: problem for name, problem in unpacked.items() if problem is not None}

@@ -51,3 +51,5 @@ def unpack(bundle: Path, digest: str, target: Path, budget: int = UNPACKED) -> N
         if error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ):
             raise ConfigError(f"the source bundle: {error.strerror}: {str(error.filename)[-80:]!r}") from None
         raise InfraError(f"cannot unpack the source bundle: {error.strerror}") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
