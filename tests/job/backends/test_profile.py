@@ -8,7 +8,16 @@ import pytest
 import yaml
 
 from corral.errors import ConfigError
-from corral.job.backends.profile import OF_ONE_NODE, amount, asked_profile, load, profile_names, profile_of, shown
+from corral.job.backends.profile import (
+    OF_ONE_NODE,
+    NodeProfile,
+    amount,
+    asked_profile,
+    load,
+    profile_names,
+    profile_of,
+    shown,
+)
 from corral.job.service.settings import Kubernetes, Nodes, Settings
 from corral.workers.node_env import HCCL_IF_IP, RANK_TABLE_FILE
 
@@ -197,3 +206,11 @@ def test_the_files_are_in_the_package():
     there = {each.name for each in files("corral.job.backends").joinpath("profiles").iterdir()}
     assert there == {f"{name}.yaml" for name in SHIPPED}
     assert all(yaml.safe_load((files("corral.job.backends") / "profiles" / each).read_text()) for each in there)
+
+
+def test_the_page_has_every_key():
+    page = (Path(__file__).parents[3] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    table = page.partition("## Keys")[2].partition("\n\nContainers")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    keys = [key.strip("` ") for row in rows for key in row.split(",")]
+    assert sorted(keys) == sorted(set(NodeProfile.model_fields) - {"name"})
