@@ -24,7 +24,7 @@ from tests.job.backends.kube.containers import Containers, LightContainers, Obje
 FINALIZER = "ray.io/rayjob-finalizer"
 NAME = "ray.io/originated-from-cr-name"
 RAY, CORE = "/apis/ray.io/v1", "/api/v1"
-TICK = 0.04
+TICK = 0.1  # seconds between looks at what tells nobody that it changed
 
 
 class OperatorSimulator:
@@ -47,6 +47,8 @@ class OperatorSimulator:
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._over = threading.Event()
+        self._woken = threading.Event()
+        kube.on_change(lambda *_: self._woken.set())
         self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
 
     def __enter__(self) -> Self:
@@ -55,6 +57,7 @@ class OperatorSimulator:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        self._woken.set()
         self._thread.join(60)
         self.containers.close()
         self._http.close()
@@ -100,7 +103,8 @@ class OperatorSimulator:
             except BaseException as error:
                 self.trouble.append(error)
                 return
-            self._over.wait(TICK)
+            self._woken.wait(TICK)
+            self._woken.clear()
 
     def _reconcile(self, rayjob: Object) -> None:
         about, status = rayjob["metadata"], rayjob.get("status") or {}
@@ -318,6 +322,7 @@ class OperatorSimulator:
                 if self.containers.over(pod):
                     self._pod_status(pod, {"phase": "Failed"})
                 elif ready and phase != "Running":
+                    self._expose(pod)
                     self._pod_status(pod, {"phase": "Running", "containerStatuses": [state(running={})]})
 
     def _start(self, pod: Object) -> None:
@@ -341,8 +346,12 @@ class OperatorSimulator:
             return
         self.containers.start(pod, group, env)
         self._started[pod["metadata"]["uid"]] = pod
-        if head and (host := self.containers.dashboard(cluster)):
-            address, _, port = host.rpartition(":")
+
+    def _expose(self, pod: Object) -> None:
+        """The service of a head that runs leads to its dashboard."""
+        cluster = pod["metadata"]["labels"]["ray.io/cluster"]
+        if pod["metadata"]["labels"]["ray.io/node-type"] == "head":
+            address, _, port = self.containers.dashboard(cluster).rpartition(":")
             self.kube.serve(f"{cluster}-head-svc", 8265, (address, int(port)), self.namespace)
 
     def _env(self, pod: Object) -> dict[str, str] | None:
