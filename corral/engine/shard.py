@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from corral.config.plan import EnginePlan
 from corral.engine.distributed import Parallel
 from corral.errors import ConfigError
+from corral.platform import platform
 
 
 def shard(model: PreTrainedModel, plan: EnginePlan, at: Parallel, device: torch.device) -> PreTrainedModel:
@@ -34,6 +35,10 @@ def shard(model: PreTrainedModel, plan: EnginePlan, at: Parallel, device: torch.
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=at.mesh, mp_policy=policy, reshard_after_forward=plan.reshard_after_forward)
     fully_shard(model, mesh=at.mesh, mp_policy=policy, reshard_after_forward=plan.reshard_after_forward)
+    if not platform(device.type).averages:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_force_sum_reduction_for_comms(True)
     # A value model returns a view; nothing here writes into it, which is what the warning is about.
     warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
     return model

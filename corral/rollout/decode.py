@@ -17,6 +17,7 @@ from torch import Tensor
 from corral.config.plan import Sampling
 from corral.engine.attention import AttentionContext
 from corral.errors import ConfigError, TrainingError
+from corral.platform import PLATFORMS
 from corral.rollout.kv_cache import DecodeAttention, KVCache
 from corral.rollout.sampling import draw
 
@@ -70,6 +71,7 @@ class Slots:
         """Draw the next token of the slots from `first` on by logits [B, V]. Slots that hold nothing stay so."""
         rows = slice(first, first + logits.shape[0])
         at = self.counts[rows, None]
+        logits = logits.to(self.tokens.device)
         tokens, log_probs = draw(logits, self.uniform[rows].gather(1, at)[:, 0], sampling)
         self.drawn[rows].scatter_(1, at, tokens[:, None])
         self.log_probs[rows].scatter_(1, at, log_probs[:, None])
@@ -109,6 +111,8 @@ class Slots:
 class Decoder:
     """A cache with the sequences in it, and the step.
 
+    Tokens are drawn in float64: on the device of the cache, or on the host where that device has no float64.
+
     static: steps come in few sizes (powers of two, of slots and of tokens) and compute unused slots and masked
     positions along, so that each size can be captured. capture: makes a replayable step of one that has run before.
     """
@@ -124,8 +128,10 @@ class Decoder:
         capture: Capture | None = None,
     ) -> None:
         self.cache = cache
-        self.slots = Slots(cache.slots, response_length, cache.device)
-        self.stops = torch.tensor(stops, dtype=torch.int64, device=cache.device)
+        known = PLATFORMS.get(cache.device.type)
+        draws_on = cache.device if known is None or "float64" in known.dtypes else torch.device("cpu")
+        self.slots = Slots(cache.slots, response_length, draws_on)
+        self.stops = torch.tensor(stops, dtype=torch.int64, device=draws_on)
         self._forward = forward
         self._static = static
         self._capture = capture
@@ -158,6 +164,7 @@ class Decoder:
 
     def logits(self, tokens: Tensor, positions: Tensor, width: int) -> Tensor:
         """[B, V] after one more token [B] at positions [B], all below `width`, of the first B slots."""
+        tokens, positions = tokens.to(self.cache.device), positions.to(self.cache.device)
         context = DecodeAttention(self.cache, positions, width)
         return self._forward(tokens[:, None], positions[:, None], context, keep=0)[:, 0]
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from corral.engine import kernels
+
 
 @dataclass(frozen=True)
 class CacheLayout:
@@ -94,23 +96,19 @@ class PrefillAttention:
     def __init__(self, cache: KVCache, segments: Sequence[Segment]) -> None:
         self.cache = cache
         self.segments = segments
+        self._bounds = kernels.Segments((0, *(segment.end for segment in segments)))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
         """q [1, H, T, D]; k, v [1, Hkv, T, D]; result [1, T, H, D]."""
         keys, values = self.cache.store[layer]
-        outputs = []
         for segment in self.segments:
             at = slice(segment.start, segment.end)
             tokens = segment.end - segment.start
             for slot in segment.slots:
                 keys[slot, :, :tokens] = k[0, :, at]
                 values[slot, :, :tokens] = v[0, :, at]
-            outputs.append(
-                scaled_dot_product_attention(
-                    q[:, :, at], k[:, :, at], v[:, :, at], is_causal=True, scale=scaling, enable_gqa=True
-                )
-            )
-        return torch.cat(outputs, dim=2).transpose(1, 2)
+        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+        return kernels.attend(q, k, v, self._bounds, scaling)[None]
 
 
 class DecodeAttention:

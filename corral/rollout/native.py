@@ -93,7 +93,7 @@ class NativeEngine:
                     at = torch.tensor([position], device=self._device)
                     last = torch.tensor([response_ids[i - 1]], device=self._device)
                     logits = decoder.logits(last, at, position + 1)
-                scores.append(float(torch.log_softmax(logits.double(), dim=-1)[0, token]))
+                scores.append(float(torch.log_softmax(logits.cpu().double(), dim=-1)[0, token]))
         return scores
 
     @torch.no_grad()

@@ -42,8 +42,9 @@ class RayLauncher:
     """Launcher on a Ray cluster; starts local nodes itself when the topology names no address.
 
     worker: "module:Class", made in each rank as Class(rank, *worker_args). preload: modules imported once per node
-    before its ranks are forked; they must not start threads or touch a device. wait: seconds for the cluster to have
-    nnodes nodes with devices_per_node free devices each. sink: gets every line the ranks write (None: nobody).
+    before its ranks are forked, where the device type allows it; they must not start threads or touch a device. wait:
+    seconds for the cluster to have nnodes nodes with devices_per_node free devices each. sink: gets every line the
+    ranks write (None: nobody).
     Raises InfraError when nodes or devices are missing or a worker dies at its start; errors of a worker's __init__
     come as from a call.
     """
@@ -98,7 +99,9 @@ class RayLauncher:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         devices = self._topology.devices_per_node
-        resource = platform(self._topology.device).ray_resource
+        facts = platform(self._topology.device)
+        early = tuple(preload) if facts.forks_after_import else ()
+        resource = facts.ray_resource
         held: dict[str, Any] = {"num_cpus": 0, "resources": {resource: devices}}
         if resource == "CPU":
             held = {"num_cpus": devices}
@@ -110,7 +113,7 @@ class RayLauncher:
             **held,
         )
         return actor.remote(
-            index, str(self._run_dir), devices, tuple(preload), _node_env(self._topology.device), os.getcwd(),
+            index, str(self._run_dir), devices, early, _node_env(self._topology.device), os.getcwd(),
             self._topology.device, node.ip, wanted_of(os.environ),
         )  # fmt: skip
 

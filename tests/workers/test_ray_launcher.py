@@ -252,14 +252,18 @@ def _ranks_of(run_dir: Path, count: int) -> list[psutil.Process]:
 
 
 def test_each_rank_sees_one_accelerator(tmp_path: Path) -> None:
-    """NPUs that are only a number Ray counts, which is all the launcher knows of them."""
+    """NPUs that are only a number Ray counts, which is all the launcher knows of them. Nothing is imported before the
+    ranks are forked, and each has the variables of its device type."""
     with LocalCluster.start(nodes=1, devices_per_node=2, resource="NPU") as own:
-        launcher = RayLauncher(topology(1, 2, own.address, "npu"), WORKER, (str(tmp_path),), tmp_path, preload=())
+        where = topology(1, 2, own.address, "npu")
+        launcher = RayLauncher(where, WORKER, (str(tmp_path),), tmp_path, preload=("this",))
         try:
             found = launcher.call("where", [(), ()])
+            assert all("this" not in modules for modules in launcher.call("modules", [(), ()]))
         finally:
             launcher.close()
     assert [env["ASCEND_RT_VISIBLE_DEVICES"] for _, _, env in found] == ["0", "1"]
+    assert {env["PYTORCH_NPU_ALLOC_CONF"] for _, _, env in found} == {"expandable_segments:True"}
 
 
 def test_a_lost_head_ends_the_driver_as_an_infrastructure_failure(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def npu_on_cpu(*, facts: bool = True) -> Iterator[ModuleType]:
         assert standin is not None
         kernels._BY_DEVICE["cpu"] = npu.attend
         if facts:
-            PLATFORMS["cpu"] = replace(CPU, plugin=NPU.plugin, dtypes=NPU.dtypes)
+            PLATFORMS["cpu"] = replace(CPU, plugin=NPU.plugin, dtypes=NPU.dtypes, averages=NPU.averages)
         standin.CALLS.clear()
         yield standin
     finally:

@@ -16,6 +16,7 @@ __version__ = ".".join(torch.__version__.split("+")[0].split(".")[:2]) + ".0"
 CALLS: dict[str, int] = {}
 """How often each function was called in this process."""
 
+_GOOD_MASKS: list[Tensor] = []
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _INT_MAX = 2147483647
 
@@ -83,7 +84,9 @@ def _visible(mask: Tensor | None, sparse_mode: int) -> Any:
     _must(
         tuple(mask.shape) == (2048, 2048) and mask.dtype in (torch.bool, torch.uint8), "a 2048 x 2048 mask of 0 and 1"
     )
-    _must(torch.equal(mask.bool(), torch.ones(2048, 2048).triu(1).bool()), "true above the diagonal")
+    if not any(mask is one for one in _GOOD_MASKS):
+        _must(torch.equal(mask.bool(), torch.ones(2048, 2048).triu(1).bool()), "true above the diagonal")
+        _GOOD_MASKS.append(mask)
     return lambda queries, keys: torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
 
 
