@@ -82,7 +82,7 @@ class Parking:
                 log.info("offload is set, but the device's memory is the host's (%s): nothing is moved", self.host)
             self.parameters = self.optimizer_state = False
         if self.parameters:
-            self._move("parameters", self.host)
+            self._park("parameters")
 
     @contextmanager
     def loaded(self, *, optimizer: bool) -> Iterator[None]:
@@ -90,35 +90,39 @@ class Parking:
         parameters = self.parameters and not self._inside
         state = optimizer and self.optimizer_state and self.optimizer is not None and not self._state_inside
         if parameters:
-            self._move("parameters", self.device)
+            self._load("parameters")
             self._inside = True
         if state:
-            self._move("optimizer state", self.device)
+            self._load("optimizer state")
             self._state_inside = True
         try:
             yield
         finally:
             if state:
-                self._move("optimizer state", self.host)
+                self._park("optimizer state")
                 self._state_inside = False
             if parameters:
-                self._move("parameters", self.host)
+                self._park("parameters")
                 self._inside = False
 
-    def _move(self, what: str, to: torch.device) -> None:
+    def _load(self, what: str) -> None:
+        self._move(what, self.device)
+
+    def _park(self, what: str) -> None:
         before = DeviceMemory.of(self.device)
+        self._move(what, self.host)
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).empty_cache()  # for whoever else uses the device
+            self._say(what, before, DeviceMemory.of(self.device))
+
+    def _move(self, what: str, to: torch.device) -> None:
         if what == "parameters":
             move_parameters(self.module, to, copy=self.copy)
         else:
             assert self.optimizer is not None
             move_optimizer_state(self.optimizer, to, copy=self.copy)
-        if self.device.type == "cpu":
-            return
-        module = torch.get_device_module(self.device)
-        module.synchronize(self.device)  # the host may read what was parked, and the device's copy may go
-        if to == self.host:
-            module.empty_cache()  # for whoever else uses the device
-            self._say(what, before, DeviceMemory.of(self.device))
+        if self.device.type != "cpu":  # the host may read what was parked, and whoever comes next what was loaded
+            torch.get_device_module(self.device).synchronize(self.device)
 
     def _say(self, what: str, before: DeviceMemory | None, after: DeviceMemory | None) -> None:
         """Once: how much left the device, as its allocator saw it."""
