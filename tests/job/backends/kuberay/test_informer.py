@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -241,24 +243,97 @@ def test_a_token_that_ends_is_read_again(tmp_path_factory: pytest.TempPathFactor
     run(life)
 
 
-def test_a_version_that_is_no_number_is_a_trouble_and_not_an_end(kube: FakeKube) -> None:
-    async def answer(request: Request, exchange: Exchange) -> None:
-        await exchange.answer(200, {"metadata": {"resourceVersion": "x"}, "items": []})
+class Script:
+    """A server that says what it is told: lists, one after the other and the last one again, and the events of watches,
+    each watch ended after them. asked: the versions that watches began at."""
 
-    server = Server(answer)
+    def __init__(self, lists: list[tuple[str, list[Any]]], watches: list[list[tuple[str, Any]]]) -> None:
+        self.lists, self.watches = lists, watches
+        self.asked: list[str] = []
+        self.server = Server(self._answer)
+
+    async def _answer(self, request: Request, exchange: Exchange) -> None:
+        if "watch" not in request.query:
+            version, items = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+            await exchange.answer(200, {"metadata": {"resourceVersion": version}, "items": items})
+            return
+        self.asked.append(request.query["resourceVersion"])
+        await exchange.begin("application/json")
+        if not self.watches:
+            await exchange.until_closed()
+        for kind, thing in self.watches.pop(0) if self.watches else []:
+            await exchange.chunk(json.dumps({"type": kind, "object": thing}).encode() + b"\n")
+        await exchange.end()
+
+
+def version(number: int, name: str = "pod") -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": str(number)}}
+
+
+@asynccontextmanager
+async def told(script: Script) -> AsyncIterator[Informer]:
+    client = KubeClient(Access(f"http://127.0.0.1:{script.server.port}", "corral", Fixed(Credential())), QUICK)
+    try:
+        async with following(client, replace(BRISK, resync=600, silence=600)) as informer:
+            yield informer
+    finally:
+        await client.close()
+        await asyncio.to_thread(script.server.close)
+
+
+@pytest.mark.parametrize(
+    ("events", "view"),
+    [
+        ([("MODIFIED", version(12)), ("MODIFIED", version(11))], [("pod", "12")]),
+        ([("MODIFIED", version(12)), ("MODIFIED", version(9))], [("pod", "12")]),
+        ([("MODIFIED", version(9))], [("pod", "10")]),
+        ([("DELETED", version(9))], [("pod", "10")]),
+        ([("DELETED", version(12)), ("MODIFIED", version(11))], []),
+        ([("DELETED", version(12)), ("DELETED", version(12))], []),
+        ([("DELETED", version(12)), ("ADDED", version(13)), ("DELETED", version(12))], [("pod", "13")]),
+        ([("ADDED", version(13)), ("DELETED", version(12))], [("pod", "13")]),
+        ([("ADDED", version(10, "old"))], [("pod", "10")]),
+        ([("ADDED", version(11, "new")), ("ADDED", version(11, "new"))], [("new", "11"), ("pod", "10")]),
+    ],
+)
+def test_events_twice_or_late_never_bring_the_view_back(
+    events: list[tuple[str, Any]], view: list[tuple[str, str]]
+) -> None:
+    script = Script([("10", [version(10)])], [events])
 
     async def life() -> None:
-        client = KubeClient(Access(f"http://127.0.0.1:{server.port}", "corral", Fixed(Credential())), QUICK)
-        async with following(client) as informer:
+        async with told(script) as informer:
+            await until(lambda: len(script.asked) == 2)
+            assert in_view(informer) == view
+
+    run(life)
+    newest = max(int(thing["metadata"]["resourceVersion"]) for _, thing in events)
+    assert script.asked == ["10", str(max(newest, 10))]
+
+
+def test_a_watch_goes_on_from_the_newest_bookmark() -> None:
+    script = Script([("10", [])], [[("BOOKMARK", version(40)), ("BOOKMARK", version(30))], [("ADDED", version(35))]])
+
+    async def life() -> None:
+        async with told(script) as informer:
+            await until(lambda: len(script.asked) == 3)
+            assert in_view(informer) == [("pod", "35")]
+
+    run(life)
+    assert script.asked == ["10", "40", "40"]
+
+
+def test_a_version_that_is_no_number_is_a_trouble_and_not_an_end() -> None:
+    script = Script([("x", []), ("10", [version(10)])], [])
+
+    async def life() -> None:
+        async with told(script) as informer:
             await until(lambda: informer.trouble)
             assert informer.trouble == "a resource version is 'x', not a number"
-            assert not informer.synced.is_set()
-        await client.close()
+            await asyncio.wait_for(informer.synced.wait(), 10)
+            assert in_view(informer) == [("pod", "10")]
 
-    try:
-        run(life)
-    finally:
-        server.close()
+    run(life)
 
 
 def test_it_is_closed_at_once_whatever_it_does(kube: FakeKube) -> None:
