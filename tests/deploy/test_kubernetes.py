@@ -13,7 +13,7 @@ import yaml
 
 from corral.job.backends.base import Placement
 from corral.job.backends.kuberay.manifest import manifest
-from corral.job.backends.profile import SHIPPED, profile_of
+from corral.job.backends.profile import profile_of
 from corral.job.protocol.submit import Resources
 from corral.job.serve_command import add_serve_parser
 from corral.job.service.app import openapi
@@ -21,6 +21,7 @@ from corral.job.service.options import settings_of
 from corral.job.service.settings import Settings
 from tests.deploy.manifests import FOLDER, documents, the
 
+ROOT = FOLDER.parents[1]
 PROXY = FOLDER / "proxy"
 VERSION = "1.37"  # of Kubernetes
 SUBMISSION = "rj-0123456789ab-a1"
@@ -120,15 +121,16 @@ def test_the_service_reads_its_settings(tmp_path, monkeypatch):
 def test_its_profiles_are_profiles_and_their_images_are_let_in(tmp_path, monkeypatch):
     settings = given_settings(tmp_path, monkeypatch)
     own = [Path(name).stem for name in the("ConfigMap", "corral-profiles")["data"]]
-    assert own
-    assert not {path.stem for path in SHIPPED.glob("*.yaml")} & set(own)
+    assert settings.kubernetes.profile in own
+    counted = the("ResourceQuota", "corral-jobs")["spec"]["hard"]
     for name in own:
-        image = profile_of(name, "auto", settings).image
-        assert any(fnmatchcase(image, pattern) for pattern in settings.profile.images), image
-        resources = Resources(nodes=2, accelerators_per_node=8, kind="npu")
+        profile = profile_of(name, "auto", settings)
+        assert any(fnmatchcase(profile.image, pattern) for pattern in settings.profile.images), name
+        assert (ROOT / f"docker/Dockerfile.{profile.image.rpartition(':')[2]}").is_file()
+        assert profile.accelerator is None or f"requests.{profile.accelerator.resource}" in counted
+        resources = Resources(nodes=2, accelerators_per_node=8, kind=profile.kind)
         made = manifest(SUBMISSION, resources, Placement(profile=name), settings, "0" * 12)
         assert made["metadata"]["namespace"] == "corral-jobs"
-    assert any(fnmatchcase(settings.kubernetes.image, pattern) for pattern in settings.profile.images)
 
 
 def selected(peer: dict[str, Any], labels: dict[str, str], space: str) -> bool:
