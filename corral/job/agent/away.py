@@ -14,6 +14,8 @@ from contextlib import suppress
 from corral.job.agent import records
 from corral.job.agent.aside import Aside
 from corral.job.agent.attempt import Attempt
+from corral.job.agent.command import Command
+from corral.job.agent.guard import Guard
 from corral.job.agent.heart import Heart
 from corral.job.agent.link import Backoff, Link, Unanswered
 from corral.job.agent.mirroring import Mirroring
@@ -35,11 +37,12 @@ log = logging.getLogger(__name__)
 
 
 class Away:
-    """In the order of its calls: begin, prepare, collect, end, finish."""
+    """In the order of its calls: begin, prepare, guard, collect, end, finish."""
 
     def __init__(self, attempt: Attempt, redactor: Redactor, reach: Reach, heart: Heart, shipper: Shipper) -> None:
         self._attempt, self._redactor, self._reach = attempt, redactor, reach
         self._shipper = shipper
+        self._guard: Guard | None = None
         self._out = Stdout()
         self._mirroring = Mirroring(attempt, os.environ, lambda line: self._out.put(f"corral: {redactor(line)}"))
         self._aside = Aside(attempt, redactor, reach, lambda: shipper.stored, heart.heartbeat, self._out)
@@ -51,7 +54,7 @@ class Away:
             wait = float(os.environ.get(STOP_WAIT, "3"))
         except ValueError:
             wait = 3.0
-        return max(LEAST_GRACE, min(wait - NEEDED, MOST_GRACE))
+        return max(LEAST_GRACE, min(wait - NEEDED, wait / 2, MOST_GRACE))
 
     def begin(self) -> None:
         self._out.start()
@@ -63,8 +66,17 @@ class Away:
         Raises InfraError."""
         self._mirroring.begin(wanted)
 
+    def guard(self, command: Command) -> None:
+        """The command runs, and ends with this process."""
+        try:
+            self._guard = Guard(command.pid)
+        except OSError as error:
+            log.warning("nothing ends the command when this process is killed: %s", error)
+
     def collect(self, hasty: bool) -> None:
         """The command is over: what it left on other nodes comes here."""
+        if self._guard is not None:
+            self._guard.dismiss()
         self._mirroring.last(hasty)
 
     def end(self, record: EndRecord, hasty: bool) -> None:
@@ -77,11 +89,11 @@ class Away:
         """The service has everything that was written, or nothing more can be done about it."""
         self._aside.finish(delivered)
         if delivered and not hasty and self._send_records():
-            self._mirroring.remove(all_of_it=True)
+            self._mirroring.remove(all_of_it=True, hasty=False)
             shutil.rmtree(self._attempt.folder, ignore_errors=True)
         else:
             remove_private(self._attempt)
-            self._mirroring.remove(all_of_it=False)
+            self._mirroring.remove(all_of_it=False, hasty=hasty)
 
     def _send_records(self) -> bool:
         link, backoff, began = Link(self._attempt), Backoff(threading.Event()), time.monotonic()

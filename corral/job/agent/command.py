@@ -107,7 +107,7 @@ def _start_keeper(output: Path) -> tuple[subprocess.Popen[bytes], int]:
         raise InfraError("cannot keep the output of the command: `cat` is not on PATH of the node")
     read, write = os.pipe()
     try:
-        with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file, _polite_blocked():
+        with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file, polite_blocked():
             keeper = subprocess.Popen(
                 [cat], stdin=read, stdout=file, stderr=subprocess.PIPE, start_new_session=True, cwd="/"
             )
@@ -120,7 +120,7 @@ def _start_keeper(output: Path) -> tuple[subprocess.Popen[bytes], int]:
 
 
 @contextmanager
-def _polite_blocked() -> Iterator[None]:
+def polite_blocked() -> Iterator[None]:
     """For what is started inside: whoever asks all processes of a job to end must not cut off its last words."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     try:

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -16,10 +15,11 @@ from typing import Any
 
 from corral.errors import InfraError
 from corral.job.agent.attempt import Attempt
+from corral.job.agent.command import polite_blocked
 
 BEGIN = 240.0  # seconds for the cluster to answer and its nodes to get the source
 LAST, HASTY_LAST = 5.0, 0.4  # seconds for the last copy; the second when the agent was told to end
-REMOVE = 8.0
+REMOVE, HASTY_REMOVE = 8.0, 1.0
 CLOSE = 3.0  # seconds for the process to end by itself
 _NOT_ITS_BUSINESS = ("RAY_JOB_CONFIG_JSON_ENV_VAR", "CORRAL_TOKEN", "CORRAL_TOKEN_FILE", "SUBMITTER_TOKEN")
 
@@ -41,25 +41,26 @@ class Mirroring:
         whether to go on. Raises InfraError when too few nodes have the source."""
         if not self._env.get("RAY_ADDRESS"):
             return
-        with open(os.open(self._attempt.folder / "mirror.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)) as file:
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-            try:
+        said = os.open(self._attempt.folder / "mirror.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            with polite_blocked():
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "corral.job.agent.mirror", str(self._attempt.folder)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=file,
+                    stderr=said,
                     env=self._env,
                     text=True,
                     start_new_session=True,
                 )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        finally:
+            os.close(said)
         threading.Thread(target=self._read, args=(self._process,), name="mirror", daemon=True).start()
         answer = self._order("begin", BEGIN, wanted)
         if answer is None:
             log.warning("no mirror: the cluster does not answer; see mirror.log")
-            self.close()
+            if wanted():
+                self.close()
         elif answer["problem"] is not None:
             raise InfraError(f"the source is not on all nodes: {answer['problem']}")
         else:
@@ -72,9 +73,9 @@ class Mirroring:
         if answer is not None and not answer["complete"]:
             log.warning("not all output of other nodes is here")
 
-    def remove(self, all_of_it: bool) -> None:
+    def remove(self, all_of_it: bool, hasty: bool) -> None:
         """The folders on other nodes, or their source alone; nothing is followed after that."""
-        self._order("remove" if all_of_it else "private", REMOVE)
+        self._order("remove" if all_of_it else "private", HASTY_REMOVE if hasty else REMOVE)
         self.close()
 
     def close(self) -> None:

@@ -105,6 +105,8 @@ class _Agent:
             return self._failed(error, started), error.exit_code
         started = time.time()
         self._begun(command)
+        if self._away:
+            self._away.guard(command)
         self._heart.tell("running")
         self._shipper.start()
         scanner = Scanner(self._attempt, self._redactor)

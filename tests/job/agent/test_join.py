@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from corral import __version__
@@ -160,9 +161,13 @@ def test_a_folder_of_somebody_else_is_not_used(join: Join, tmp_path: Path) -> No
 
 
 def test_a_second_start_runs_nothing_again(join: Join, service: RecordingService, tmp_path: Path) -> None:
-    agent = join("bash", "-c", f"echo up; echo x >> {tmp_path}/starts; exec sleep 60")
+    """And the command does not outlive its agent: nobody here would end it."""
+    agent = join("bash", "-c", f"echo up; echo x >> {tmp_path}/starts; sleep 60 & echo $! $$ > ../pids; wait")
     service.wait_for(lambda: service.lines("driver") == ["up"])
+    until((tmp_path / "root/pids").exists)
+    until(lambda: len((tmp_path / "root/pids").read_text().split()) == 2)
     agent.end()
+    until(lambda: not any(psutil.pid_exists(int(pid)) for pid in (tmp_path / "root/pids").read_text().split()))
     agent.start()
     assert agent.wait() == 75
     assert (tmp_path / "starts").read_text() == "x\n"

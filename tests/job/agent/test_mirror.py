@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from corral.job.agent import mirror_node
@@ -161,7 +161,7 @@ os._exit(3)
 
 
 @contextmanager
-def node(temp: Path, folder: Path, place: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def node(temp: Path, folder: Path, place: Path, *options: str) -> Iterator[None]:
     """A Ray node that sees `folder` where all others see `place`: a mount namespace of its own."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address", "127.0.0.2"]
     command += [
@@ -181,13 +181,13 @@ def node(temp: Path, folder: Path, place: Path, *options: str) -> Iterator[subpr
             env=os.environ | {"RAY_enable_worker_prestart": "0", "RAY_health_check_period_ms": "1000"},
         )
     try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+        yield
+    finally:  # it dies at once with all it started
+        doomed = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for each in doomed:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(doomed, timeout=20)
 
 
 def free_port() -> int:
