@@ -29,7 +29,8 @@ class NativeEngine:
     The module computes in its own dtype, or under autocast in compute_dtype where the trainer does so, and is left as
     it was found (training flags of every submodule, no gradients). At most plan.max_num_seqs sequences, and at most
     cache_bytes of keys and values, are in flight; neither changes the result of a sample. max_length: positions the
-    model has; a request beyond it is a bug of the caller.
+    model has; a request beyond it is a bug of the caller. With plan.graphs decode steps come in few sizes, and on cuda
+    each is captured as a graph, unless `capture` is off.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class NativeEngine:
         max_length: int,
         compute_dtype: torch.dtype | None = None,
         cache_bytes: int = 4 << 30,
+        capture: bool = True,
     ) -> None:
         parameter = next(module.parameters())
         self._module = module
@@ -49,6 +51,7 @@ class NativeEngine:
         self._compute_dtype = compute_dtype or parameter.dtype
         self._autocast = self._compute_dtype != parameter.dtype
         self._cache_bytes = cache_bytes
+        self._capture = capture
         self._decoder: Decoder | None = None
         self._weights: list[int] = []  # where they are: a captured step reads them there
         self._awake = True
@@ -152,7 +155,7 @@ class NativeEngine:
             return decoder
         self._decoder = decoder = None  # first: the old and the new one need not fit together
         graphs = self._plan.graphs
-        capture = capture_on_cuda() if graphs and layout.device.type == "cuda" else None
+        capture = capture_on_cuda() if graphs and self._capture and layout.device.type == "cuda" else None
         cache = KVCache(layout, slots, tokens)
         length = self._plan.response_length
         self._decoder = Decoder(self._forward, cache, length, self._stops, static=graphs, capture=capture)
