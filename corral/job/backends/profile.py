@@ -83,7 +83,7 @@ class Ports(_Part):
 
     first: Annotated[int, Field(ge=1024, le=65535)] = 20000
     last: Annotated[int, Field(ge=1024, le=65535)] = 29999
-    block: Annotated[int, Field(ge=64, le=10_000)] = 200
+    block: Annotated[int, Field(ge=64, le=10_000)] = 500
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -167,6 +167,8 @@ class NodeProfile(_Part):
             if variable in _LOADERS or variable.startswith(("CORRAL_AGENT_", "CORRAL_JOB_", "RAY_AUTH_")):
                 raise ValueError(f"{variable} controls the loader, the shell or Corral itself; leave it out")
         connect, execute = (env.get(f"HCCL_{what}_TIMEOUT", "") for what in ("CONNECT", "EXEC"))
+        if connect.isdigit() and not 120 <= int(connect) <= 7200:
+            raise ValueError(f"HCCL_CONNECT_TIMEOUT={connect} is outside of 120 to 7200, which is what HCCL takes")
         if connect.isdigit() and execute.isdigit() and 0 < int(execute) <= int(connect):
             raise ValueError(f"HCCL_EXEC_TIMEOUT={execute} has to be over HCCL_CONNECT_TIMEOUT={connect}; raise it")
         return env
@@ -268,8 +270,12 @@ def shown(profile: NodeProfile) -> str:
 
 
 def _folders(folder: Path | None) -> list[Path]:
-    """Where to look, best first."""
-    return [SHIPPED] if folder is None else [folder.expanduser(), SHIPPED]
+    """Where to look, best first. Raises ConfigError for a folder that is not there."""
+    if folder is None:
+        return [SHIPPED]
+    if not folder.expanduser().is_dir():
+        raise ConfigError(f"profiles folder {folder} does not exist; make it, or leave --profiles-dir out")
+    return [folder.expanduser(), SHIPPED]
 
 
 def _find(name: str, folders: list[Path]) -> Path | None:
@@ -327,7 +333,8 @@ def _read(path: Path, changed: int) -> dict[str, Any]:
 
 
 def _line(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
+    # A misspelt key comes first: what is missing is often what was meant.
+    problem = min(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
     place = ".".join(map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
         return f"{place} is no key of a profile; see docs/profiles.md for those there are"

@@ -12,6 +12,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from corral.errors import ConfigError
+from corral.job.backends.profile import asked_profile, load, profile_names
 from corral.job.service.errors import validation_line
 from corral.job.service.settings import Settings
 
@@ -49,7 +50,11 @@ def settings_of(args: argparse.Namespace) -> Settings:
         settings = TypeAdapter(Settings).validate_python(content)
     except ValidationError as error:
         raise ConfigError(f"settings of the service: {validation_line(error)}") from error
-    return _absolute(settings)
+    settings = _absolute(settings)
+    for name in profile_names(settings.nodes.profiles_dir):
+        load(name, settings.nodes.profiles_dir)  # before the first job that names it
+    asked_profile(None, "auto", settings)
+    return settings
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -79,6 +84,7 @@ def _absolute(settings: Settings) -> Settings:
     return replace(
         settings,
         data_dir=settings.data_dir.expanduser().absolute(),
+        nodes=replace(settings.nodes, profiles_dir=full(settings.nodes.profiles_dir)),
         token_file=full(settings.token_file),
         secrets_dir=full(settings.secrets_dir),
         source_roots={prefix: path.expanduser().absolute() for prefix, path in settings.source_roots.items()},

@@ -111,6 +111,7 @@ def test_a_changed_file_is_read_again(tmp_path):
         ("kind: cpu\nenv: {A: 1}\n", "env.A: 1 has to be a text; put it in quotes"),
         ("kind: cpu\nenv: {A-B: x}\n", "'A-B' is not a variable name"),
         ("extends: ascend-a2\nenv: {HCCL_EXEC_TIMEOUT: '600'}\n", "has to be over HCCL_CONNECT_TIMEOUT=600; raise it"),
+        ("kind: cpu\nenv: {HCCL_CONNECT_TIMEOUT: '60'}\n", "HCCL_CONNECT_TIMEOUT=60 is outside of 120 to 7200"),
         ("kind: cpu\nray_start_params: {num-cpus: '4'}\n", "num-cpus follows from the job"),
         ("kind: cpu\nray_start_params: {metrics-export-port: '4'}\n", "metrics-export-port follows from the job"),
         ("kind: cpu\nray_start_params: {temp-dir: /x; id}\n", "'temp-dir' is no option of `ray start`"),
@@ -124,7 +125,7 @@ def test_a_changed_file_is_read_again(tmp_path):
         ("kind: cpu\nmounts: [{path: /x, host: /a/../b}]\n", "holds `..`"),
         ("kind: cpu\nmounts: [{path: /x, host: /a}, {path: /x, host: /b}]\n", "/x is mounted twice"),
         ("kind: cpu\nmounts: [{path: /dev/shm, host: /a}]\n", "/dev/shm is mounted twice"),
-        ("kind: cpu\nports: {first: 2000, last: 2010}\n", "hold no block of 200"),
+        ("kind: cpu\nports: {first: 2000, last: 2010}\n", "hold no block of 500"),
         ("kind: cpu\ntimeouts: {start: 0}\n", "timeouts.start: "),
         ("extends: nope\n", "extends 'nope', which is not known; there are ascend-a2"),
         ("extends: lab\n", "extends 'lab', which is not known"),
@@ -197,6 +198,11 @@ def test_amounts(text, number):
 def test_what_is_no_amount(text):
     with pytest.raises(ValueError, match="no quantity"):
         amount(text)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist; make it"):
+        load("cpu", tmp_path / "nowhere")
 
 
 def test_the_files_are_in_the_package():

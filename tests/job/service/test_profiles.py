@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from corral.cli import build_parser
 from corral.errors import ConfigError
 from corral.job.protocol.states import JobState
 from corral.job.protocol.submit import SubmitRequest
 from corral.job.service.errors import Refusal
 from corral.job.service.launch import agent_spec
+from corral.job.service.options import settings_of
 from corral.job.service.settings import Kubernetes, Nodes, Profile, Settings
 from corral.job.service.submission import check_secrets, node_profile, with_defaults
 from tests.job.core.cases import job
@@ -130,3 +132,32 @@ def test_over_http(tmp_path):
         answer = service.http.post("/api/v1/rayjobs", json=body | {"profile": "nope"})
         assert answer.status_code == 422
         assert "there are ascend-a2" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "said"),
+    [
+        ("colour: red\n", [], "colour is no key of a profile"),
+        ("extends: cpu\n", ["--backend", "kuberay"], None),
+        (None, [], "profiles folder .* does not exist"),
+    ],
+)
+def test_a_service_looks_at_its_profiles_when_it_starts(content, options, said, tmp_path):
+    folder = tmp_path / "profiles"
+    if content is not None:
+        folder.mkdir()
+        (folder / "lab.yaml").write_text(content)
+    args = build_parser().parse_args(["serve", "--data-dir", str(tmp_path), "--profiles-dir", str(folder), *options])
+    if said is None:
+        assert settings_of(args).nodes.profiles_dir == folder
+    else:
+        with pytest.raises(ConfigError, match=said):
+            settings_of(args)
+
+
+def test_a_default_profile_that_is_none_keeps_a_service_from_starting(tmp_path):
+    config = tmp_path / "service.yaml"
+    config.write_text("backend: kuberay\nkubernetes: {profile: nope}\n")
+    args = build_parser().parse_args(["serve", "--data-dir", str(tmp_path), "--config", str(config)])
+    with pytest.raises(ConfigError, match="'nope' is not known here"):
+        settings_of(args)

@@ -23,6 +23,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 SERVICE = "corral.dev/service"
 START_MARGIN = 60  # seconds: the service's own deadline comes first, and says more
 END_MARGIN = 600  # seconds for what comes after the command: its output, its records, the end of its nodes
+PROCESSES = 32  # of Ray on a node, besides one a CPU
 NOBODY = "0" * 12
 DRY = "rj-000000000000-a1"
 _NO_RETRY_OF_OURS = "# HTTPMode: an operator that finds a new head runs the job again, whatever backoffLimit says.\n"
@@ -85,7 +86,13 @@ def asked_of(submission_id: str, resources: Resources, placement: Placement, set
         shm=resources.shm or profile.shm,
     )
     _check(node, profile, devices)
-    return pods.Asked(submission_id, profile, image, resources.nodes, devices, node, placement, settings)
+    asked = pods.Asked(submission_id, profile, image, resources.nodes, devices, node, placement, settings)
+    if (most := pods.worker_ports(asked)) is not None and most < amount(node.cpu) + PROCESSES:
+        raise ConfigError(
+            f"ports.block {profile.ports.block} of profile {profile.name} leaves a node {most} ports for processes of "
+            f"Ray, and {node.cpu} CPUs may have over {PROCESSES} more than CPUs; raise ports.block"
+        )
+    return asked
 
 
 def _check(node: pods.Size, profile: NodeProfile, devices: int) -> None:
@@ -99,9 +106,9 @@ def _check(node: pods.Size, profile: NodeProfile, devices: int) -> None:
 
 def _metadata(asked: pods.Asked, owner: str) -> Metadata:
     kubernetes, about = asked.settings.kubernetes, asked.placement.about
+    said = {f"corral.dev/{key}": text for key in sorted(about) if (text := label(about[key]))}
     labels = _labels(asked.submission_id, owner)
-    labels |= {f"corral.dev/{key}": text for key in sorted(about) if (text := label(about[key]))}
-    labels |= _queue(asked)
+    labels = labels | said | labels | _queue(asked)
     if (priority_class := asked.profile.priority_class) is not None:
         labels["ray.io/priority-class-name"] = priority_class
     notes = {f"corral.dev/{key}": about[key] for key in sorted(about)}

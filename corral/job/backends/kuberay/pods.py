@@ -100,29 +100,42 @@ def submitter(asked: Asked) -> k8s.PodTemplate:
 
 
 def port_params(asked: Asked, *, head: bool) -> dict[str, str]:
-    """Ports as options of `ray start`, for nodes on the host's network; {} elsewhere, where each pod has all ports."""
+    """Ports as options of `ray start`, for nodes on the host's network; {} elsewhere, where each pod has all ports.
+
+    Head and nodes have ports of their own, so that a head without devices may share a host with a node.
+    """
     if not asked.profile.host_network:
         return {}
-    first, last = _block(asked)
+    first = _block(asked)
     params = {option: str(port) for option, _, port in _own_ports(first, head)}
-    return params | {"min-worker-port": str(first + _RESERVED), "max-worker-port": str(last)}
+    low = first + _RESERVED + (0 if head else _half(asked))
+    return params | {"min-worker-port": str(low), "max-worker-port": str(low + _half(asked) - 1)}
 
 
-def _block(asked: Asked) -> tuple[int, int]:
-    """The job's ports, first and last: a block chosen by the submission's name.
+def worker_ports(asked: Asked) -> int | None:
+    """The most processes of Ray that one node has ports for; None where pods have all ports."""
+    return _half(asked) if asked.profile.host_network else None
+
+
+def _half(asked: Asked) -> int:
+    return (asked.profile.ports.block - _RESERVED) // 2
+
+
+def _block(asked: Asked) -> int:
+    """The first of the job's ports: of a block chosen by the submission's name.
 
     Two jobs may choose the same block. The ports are declared, so Kubernetes then puts them on different hosts.
     """
     ports = asked.profile.ports
     blocks = (ports.last - ports.first + 1) // ports.block
     chosen = int.from_bytes(hashlib.sha256(asked.submission_id.encode()).digest()[:4], "big") % blocks
-    first = ports.first + chosen * ports.block
-    return first, first + ports.block - 1
+    return ports.first + chosen * ports.block
 
 
 def _own_ports(first: int, head: bool) -> list[tuple[str, str, int]]:
-    named = [(option, name, first + index) for index, (option, name) in enumerate((*_OF_HEAD, *_OF_NODE))]
-    return named if head else named[len(_OF_HEAD) :]
+    named = [*_OF_HEAD, *_OF_NODE] if head else [*_OF_NODE]
+    first += 0 if head else len(_OF_HEAD) + len(_OF_NODE)
+    return [(option, name, first + index) for index, (option, name) in enumerate(named)]
 
 
 def _template(asked: Asked, name: str, size: Size, devices: int, env: list[k8s.EnvVar]) -> k8s.PodTemplate:
@@ -213,7 +226,7 @@ def _volume(name: str, mount: Mount) -> k8s.Volume:
 
 def _ports(asked: Asked, head: bool) -> list[k8s.ContainerPort] | None:
     if asked.profile.host_network:
-        named = [(name, port) for _, name, port in _own_ports(_block(asked)[0], head)]
+        named = [(name, port) for _, name, port in _own_ports(_block(asked), head)]
     elif head:
         named = list(_USUAL_PORTS)
     else:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hypothesis import given
+from hypothesis import settings as settings_of_test
 from hypothesis import strategies as st
 
 from corral.errors import ConfigError
@@ -271,27 +272,38 @@ def test_shared_memory_and_the_agents_folder():
 
 def test_jobs_on_the_hosts_network_have_ports_of_their_own(own):
     where = settings(own, profile="own")
-    taken: dict[tuple[str, str], set[int]] = {}
+    taken: dict[int, list[int]] = {}
     for number in range(40):
-        found = made(where=where, name=f"rj-{number:012x}-a1")
+        found = made(where=where, place=placement(head="separate"), name=f"rj-{number:012x}-a1")
         cluster = found["spec"]["rayClusterSpec"]
+        ports: list[int] = []
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
             params, pod = group["rayStartParams"], group["template"]["spec"]
             assert pod["hostNetwork"] is True
             assert pod["dnsPolicy"] == "ClusterFirstWithHostNet"
-            single = {int(value) for option, value in params.items()
-                      if option == "port" or (option.endswith("-port") and "worker" not in option)}  # fmt: skip
-            low, high = int(params["min-worker-port"]), int(params["max-worker-port"])
-            declared = {port["containerPort"] for port in container(pod)["ports"]}
-            assert declared == single, "a scheduler keeps pods apart that declare the same ports"
-            assert min(single) >= 20000
-            assert high <= 29999
-            taken.setdefault((str(low), str(high)), set()).update(single, range(low, high + 1))
-        node = cluster["workerGroupSpecs"][0]["rayStartParams"]
-        assert node["metrics-export-port"] == cluster["headGroupSpec"]["rayStartParams"]["metrics-export-port"]
+            single = [int(value) for option, value in params.items()
+                      if option == "port" or (option.endswith("-port") and "worker" not in option)]  # fmt: skip
+            declared = [port["containerPort"] for port in container(pod)["ports"]]
+            assert sorted(declared) == sorted(single), "a scheduler keeps pods apart that declare the same ports"
+            ports += [*single, *range(int(params["min-worker-port"]), int(params["max-worker-port"]) + 1)]
+        assert min(ports) >= 20000
+        assert max(ports) <= 29999
+        assert len(set(ports)) == len(ports), "a head without devices may share a host with a node"
+        taken[min(ports)] = ports
     assert len(taken) > 10
-    ports = [port for block in taken.values() for port in block]
-    assert len(ports) == len(set(ports)), "blocks do not overlap"
+    everything = [port for block in taken.values() for port in block]
+    assert len(everything) == len(set(everything)), "blocks do not overlap"
+
+
+def test_a_block_of_ports_has_one_for_each_process(tmp_path):
+    (tmp_path / "few.yaml").write_text("extends: ascend-a2\nhost_network: true\nports: {block: 200}\n")
+    said = refusal(Resources(), placement(), settings(tmp_path, profile="few"))
+    assert "leaves a node 90 ports for processes of Ray, and 64 CPUs may have" in str(said)
+
+
+def test_facts_do_not_pass_for_ownership():
+    meta = made(place=placement(about={"service": "other", "submission": "other"}))["metadata"]
+    assert (meta["labels"]["corral.dev/service"], meta["labels"]["corral.dev/submission"]) == (OWNER, ID)
 
 
 def test_clusters_that_ask_for_a_token_find_it_beside_the_agents(tmp_path):
@@ -356,6 +368,7 @@ def test_any_text_becomes_a_label(text):
 
 
 @needs_schema
+@settings_of_test(max_examples=40)
 @given(
     st.dictionaries(st.sampled_from(["repository", "commit", "run", "name"]), st.text(max_size=300)),
     st.from_regex(r"rj-[0-9a-f]{12}-a[1-9][0-9]{0,3}", fullmatch=True),
