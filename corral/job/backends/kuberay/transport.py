@@ -221,4 +221,6 @@ def check_server(server: str, where: str) -> str:
         raise ConfigError(f"{where}: server {server!r} is not a URL: {error}") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"{where}: server {server!r} is not a URL; write https://HOST:PORT")
+    if url.userinfo:
+        raise ConfigError(f"{where}: server holds a user name; credentials belong to the user, as a token or exec")
     return server.rstrip("/")

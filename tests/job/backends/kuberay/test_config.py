@@ -94,6 +94,7 @@ def test_no_cluster_at_all(tmp_path: Path) -> None:
         ),
         ({"cluster": {}}, "{}: clusters[main].cluster.server is missing"),
         ({"cluster": {"server": "kube:6443"}}, "{}: clusters[main].cluster: server 'kube:6443' is not a URL"),
+        ({"cluster": {"server": "https://me:hunter2@k"}}, "{}: clusters[main].cluster: server holds a user name"),
         ({"cluster": {"server": 6443}}, "{}: clusters[main].cluster.server: a text is expected, not int"),
         (
             {"cluster": {"server": "https://k", "certificate-authority": "ca.pem"}},
