@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import connect
+from websockets.sync.server import ServerConnection, serve
 
 from tests.job.backends.kube import selectors
 from tests.job.backends.kube.api import FakeKube
@@ -178,7 +180,7 @@ def test_hooks_see_every_change_in_order_and_may_call_the_server(kube: FakeKube)
 
 def test_what_a_hook_raises_is_raised_at_the_end() -> None:
     kube = FakeKube()
-    kube.on_change(lambda shown, thing: {}[shown])
+    kube.on_change(lambda shown, thing: dict[str, None]()[shown])
     kube.create("rayjobs", job("one"))
     with pytest.raises(KeyError):
         kube.close()
@@ -233,6 +235,24 @@ def test_patches() -> None:
         with pytest.raises(PatchError):
             patched(document, [wrong])
     assert document == {"list": [1, 2], "a/b": {"~": 1}}
+
+
+def test_a_websocket_goes_through_to_a_service(kube: FakeKube) -> None:
+    def echo(socket: ServerConnection) -> None:
+        for message in socket:
+            socket.send(f"{socket.request.path if socket.request else ''} {message!r}")
+
+    with serve(echo, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        kube.create("services", {"metadata": {"name": "head"}})
+        kube.serve("head", 8265, server.socket.getsockname())
+        url = kube.url.replace("http", "ws") + "/api/v1/namespaces/corral/services/http:head:8265/proxy/tail?a=1"
+        with connect(url, proxy=None) as socket:
+            socket.send("hello")
+            assert socket.recv(timeout=30) == "/tail?a=1 'hello'"
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
