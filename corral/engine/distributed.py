@@ -50,8 +50,9 @@ def device_of(rank: Rank) -> torch.device:
     Raises ConfigError, with what was looked for, when torch cannot use such a device here.
     """
     require(rank.device)
-    if rank.device == "cpu":
-        return torch.device("cpu")
+    facts = platform(rank.device)
+    if facts.device_files is None:
+        return torch.device(facts.device)
     count = torch.get_device_module(rank.device).device_count()
     return torch.device(rank.device, rank.local_rank if rank.local_rank < count else 0)
 
@@ -74,9 +75,10 @@ def connect(rank: Rank) -> None:
     """Join the process group of the world, once per process; every rank calls it. Nothing to do in a world of one."""
     if rank.world == 1:
         return
-    if rank.device != "cpu":  # of the calling thread, so before the question whether another one has connected
-        module = torch.get_device_module(rank.device)
-        module.set_device(device_of(rank))
+    device = device_of(rank)
+    if device.type != "cpu":  # of the calling thread, so before the question whether another one has connected
+        module = torch.get_device_module(device)
+        module.set_device(device)
         module.init()  # a mesh that finds the device type not started would choose a device itself
     if dist.is_initialized():
         return
@@ -100,9 +102,10 @@ def parallel(rank: Rank, sp: int) -> Parallel:
     if rank.world == 1:
         return Parallel(rank=0, world=1, sp=1, mesh=None, sequence=None)
     connect(rank)
-    mesh = init_device_mesh(rank.device, (rank.world,), mesh_dim_names=("world",))
+    kind = device_of(rank).type
+    mesh = init_device_mesh(kind, (rank.world,), mesh_dim_names=("world",))
     sequence = None
     if sp > 1:
-        grid = init_device_mesh(rank.device, (rank.world // sp, sp), mesh_dim_names=("dp", "sp"))
+        grid = init_device_mesh(kind, (rank.world // sp, sp), mesh_dim_names=("dp", "sp"))
         sequence = SequenceParallel(grid.get_group("sp"), sp)
     return Parallel(rank=rank.rank, world=rank.world, sp=sp, mesh=mesh, sequence=sequence)

@@ -1,7 +1,7 @@
 """Packed attention with Ascend's fused kernel, torch_npu.npu_fusion_attention, in its packed layout (TND).
 
-Interface and limits are those of torch_npu's own description of the function (2.13, Atlas A2 and A3). The kernel brings
-its backward pass and reads grouped key/value heads as they are.
+Interface and limits are those of the manual in torch_npu 2.13, which names the Atlas A2 series. The kernel brings its
+backward pass and reads grouped key/value heads as they are.
 """
 
 from __future__ import annotations

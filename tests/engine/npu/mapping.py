@@ -1,5 +1,5 @@
-"""The NPU's path on CPU tensors: inside, the facts of the device type cpu are those of the NPU where code paths differ,
-and torch_npu is the stand-in."""
+"""The NPU's path on CPU tensors: inside, the device type npu means tensors in host memory and collectives by gloo, with
+the NPU's kernels and limits, and torch_npu is the stand-in."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ STANDIN = Path(__file__).parent / "standin"
 
 
 @contextmanager
-def npu_on_cpu(*, facts: bool = True) -> Iterator[ModuleType]:
-    """The stand-in, imported. facts: false leaves the facts of cpu alone."""
+def npu_on_cpu() -> Iterator[ModuleType]:
+    """The stand-in, imported."""
     sys.path.insert(0, str(STANDIN))
     _forget()
     try:
         standin = device.plugin("npu")
         assert standin is not None
         kernels._BY_DEVICE["cpu"] = npu.attend
-        if facts:
-            PLATFORMS["cpu"] = replace(CPU, plugin=NPU.plugin, dtypes=NPU.dtypes, averages=NPU.averages)
+        PLATFORMS["cpu"] = replace(CPU, dtypes=NPU.dtypes, averages=NPU.averages)
+        PLATFORMS["npu"] = replace(NPU, device="cpu", device_files=None, backend="gloo", visible_devices=None)
         standin.CALLS.clear()
         yield standin
     finally:
-        PLATFORMS["cpu"] = CPU
+        PLATFORMS["cpu"], PLATFORMS["npu"] = CPU, NPU
         kernels._BY_DEVICE.pop("cpu", None)
         sys.path.remove(str(STANDIN))
         _forget()

@@ -28,7 +28,7 @@ def rotary(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_npu(rank: Rank, case: Case) -> tuple[Outcome, dict[str, int]]:
     """The outcome and how often each fused kernel was called."""
     with npu_on_cpu() as standin:
-        done = train(rank, replace(case, fused=True))
+        done = train(replace(rank, device="npu"), replace(case, fused=True))
         return done, dict(standin.CALLS)
 
 
@@ -57,7 +57,7 @@ def test_two_ranks_that_share_sequences(models: dict[str, Path]) -> None:
 
 def gradients(folder: Path, fused: bool) -> dict[str, Tensor]:
     """Of the first optimizer step, by parameter."""
-    engine = Engine(engine_plan(folder, fused=fused), Rank(), horizon=1)
+    engine = Engine(engine_plan(folder, fused=fused), Rank(device="npu" if fused else "cpu"), horizon=1)
     batch = random_batch()
     share, micro, _ = share_of(batch, engine, engine.plan.infer)
     done = engine.train_step(share, micro, objective("actor", batch), record="full")
@@ -79,7 +79,8 @@ def test_bfloat16_compute_as_on_a_device(models: dict[str, Path]) -> None:
     values = []
     for fused in (False, True):
         with npu_on_cpu() if fused else nullcontext():
-            engine = Engine(engine_plan(models["qwen3"], compute_dtype="bfloat16", fused=fused), Rank(), horizon=1)
+            plan = engine_plan(models["qwen3"], compute_dtype="bfloat16", fused=fused)
+            engine = Engine(plan, Rank(device="npu" if fused else "cpu"), horizon=1)
             share, micro, _ = share_of(batch, engine, engine.plan.infer)
             values.append(engine.infer(share, micro)["log_probs"])
     assert float((values[0] - values[1]).abs().max()) < 0.1
