@@ -7,8 +7,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from corral.errors import InfraError
 from corral.job.backends import folder as files
 from corral.job.backends.base import Presence
@@ -122,11 +120,10 @@ def test_a_cluster_that_does_not_answer_keeps_no_job_from_its_end(tmp_path: Path
     run(test())
 
 
-@pytest.mark.parametrize("presence", [Presence.STARTING, Presence.ABSENT])
-def test_nothing_is_asked_where_no_agent_can_speak(presence: Presence, tmp_path: Path) -> None:
+def test_nothing_is_asked_while_nodes_come_up(tmp_path: Path) -> None:
     async def test() -> None:
         backend = Cluster(tmp_path)
-        backend.on_start = lambda part: setattr(part, "presence", presence)
+        backend.on_start = lambda part: setattr(part, "presence", Presence.STARTING)
         async with world(tmp_path, backend) as it:
             await provisioned(it)
             it.hand.time += 12.0
