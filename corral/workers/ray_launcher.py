@@ -130,6 +130,8 @@ class RayLauncher:
         for index, (host, ranks) in enumerate(zip(self._hosts, by_node, strict=True)):
             variable = platform(self._topology.device).visible_devices
             visible = self._one(index, "visible_devices", variable).split(",") if variable else []
+            if variable and visible != [""] and len(visible) < len(ranks):
+                raise InfraError(_too_few(self._nodes[index].name, variable, visible, len(ranks)))
             specs = [RankSpec(rank, str(self._run_dir), _rank_env(rank, variable, visible)) for rank in ranks]
             refs.append(host.launch.remote(specs, worker))
         self._gather("start", refs)
@@ -309,6 +311,13 @@ def _node_env(device: str) -> dict[str, str]:
     if device == "cpu":
         env["OMP_NUM_THREADS"] = "1"  # the ranks share the cores
     return env
+
+
+def _too_few(node: str, variable: str, visible: list[str], ranks: int) -> str:
+    return (
+        f"{node}: {variable}={','.join(visible)[:80]} shows {len(visible)} devices, and {ranks} ranks are to run "
+        "there; unset it where the node is started, or start the node with as many devices as it shows"
+    )
 
 
 def _rank_env(rank: Rank, variable: str | None, visible: list[str]) -> dict[str, str]:
