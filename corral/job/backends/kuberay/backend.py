@@ -35,6 +35,7 @@ from corral.job.backends.kuberay.status import (
     text,
     was_given,
 )
+from corral.job.backends.kuberay.transport import Patience
 from corral.job.backends.kuberay.way import Wanted, Way
 from corral.job.backends.ray_jobs.api import JobsApi, Submission
 from corral.job.backends.ray_jobs.attempt import Harvest, boarding_of, service_id, submission_of
@@ -70,11 +71,18 @@ class KubeRayBackend:
     name = "kuberay"
     remote = True
 
-    def __init__(self, settings: Settings, *, pace: Pace | None = None, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        pace: Pace | None = None,
+        patience: Patience | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
         self.capacity = Capacity(settings.devices, settings.max_nodes, settings.max_devices_per_node)
         self._settings = replace(settings, data_dir=settings.data_dir.resolve())
         self._bounds = bounds or Bounds()
-        client = KubeClient.from_settings(settings.kubernetes)
+        client = KubeClient.from_settings(settings.kubernetes, patience)
         self._cluster = Cluster(client, service_id(self._settings.data_dir), pace)
         self._dashboards = Dashboards(settings.kubernetes, client)
         self._harvest = Harvest(self._settings.data_dir)

@@ -20,6 +20,9 @@ import psutil
 from tests.job.backends.kube.containers import Object
 from tests.job.backends.ray_jobs.head import PORTS, STARTED, Head, _block
 
+# Where this machine's name leads to loopback, nodes find each other there all the same: they are on one host.
+ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo"}
+
 
 class RealContainers:
     """Ray nodes on this machine: a head with its dashboard for each RayCluster, and one node for each worker pod. They
@@ -37,6 +40,7 @@ class RealContainers:
     def start(self, pod: Object, group: Mapping[str, Any], env: Mapping[str, str]) -> None:
         labels, uid = pod["metadata"]["labels"], pod["metadata"]["uid"]
         cluster, is_head = labels["ray.io/cluster"], labels["ray.io/node-type"] == "head"
+        env = {**env, **ONE_HOST}
         self._up[uid] = threading.Event()
         self._cluster[uid] = cluster, is_head
         cpus, options = options_of(group["rayStartParams"])

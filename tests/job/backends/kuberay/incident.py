@@ -41,7 +41,13 @@ class Scene:
         self.job = await self.world.submit(1, **fields)
 
     async def until(self, fact: Callable[[], object], what: str = "") -> None:
-        await until(lambda: bool(fact()), lambda: f"{what}: {self.world.job(self.job)} {self.status()}")
+        """The clock turns a little meanwhile: what failed is tried again only after a while."""
+
+        def holds() -> bool:
+            self.world.hand.time += STEP / 4
+            return bool(fact())
+
+        await until(holds, lambda: f"{what}: {self.world.job(self.job)} {self.status()}")
 
     def status(self) -> dict[str, Any]:
         """Of the RayJob."""
@@ -97,10 +103,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(it: Kubernetes_, *, bounds: Any = FAST, **settings: Any) -> AsyncIterator[Scene]:
+async def scene(
+    it: Kubernetes_, *, bounds: Any = FAST, hand: Hand | None = None, **settings: Any
+) -> AsyncIterator[Scene]:
     """A service that was just started; ended without a word to its jobs. settings: of the service's Kubernetes."""
     backend = it.make(bounds, **settings)
-    world = World(it.settings.data_dir, backend, Hand())  # type: ignore[arg-type]
+    world = World(it.settings.data_dir, backend, hand or Hand())  # type: ignore[arg-type]
     (it.settings.data_dir / "src").mkdir(exist_ok=True)
     (it.settings.data_dir / "src" / "run.sh").write_text("true\n")
     await world.runner.start()

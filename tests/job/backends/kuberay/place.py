@@ -12,6 +12,7 @@ from typing import Any
 
 from corral.job.backends.kuberay.backend import Bounds, KubeRayBackend
 from corral.job.backends.kuberay.informer import Pace
+from corral.job.backends.kuberay.transport import Patience
 from corral.job.service.settings import Kubernetes, Nodes, Settings
 from tests.job.backends.contract import DeafService, Place
 from tests.job.backends.kube.api import FakeKube
@@ -19,12 +20,14 @@ from tests.job.backends.kube.containers import LightContainers
 from tests.job.backends.kube.operator import OperatorSimulator
 
 FAST = Bounds(look=0.1, fresh=0.2, wait=0.5, answer=1.0, silence=0.5, head=0.3, events=0.1, removal=20.0)
+QUICK = Patience(retry=1.5, pause=0.02, cap=0.2)
 BRISK = Pace(floor=0.02, pause=0.05, cap=0.5)
 
 
 @dataclass
 class Kubernetes_:
-    """kube, operator, containers: see there. settings: of services that use it. backends: all that were made."""
+    """kube, operator, containers: see there. settings: of services that use it. backends: all that were made. pace: of
+    those that are made from now on."""
 
     kube: FakeKube
     operator: OperatorSimulator
@@ -32,11 +35,12 @@ class Kubernetes_:
     settings: Settings
     url: str
     folder: Path
+    pace: Pace = BRISK
     backends: list[KubeRayBackend] = field(default_factory=list)
 
     def make(self, bounds: Bounds = FAST, **changes: Any) -> KubeRayBackend:
         settings = replace(self.settings, kubernetes=replace(self.settings.kubernetes, **changes))
-        backend = KubeRayBackend(settings, pace=BRISK, bounds=bounds)
+        backend = KubeRayBackend(settings, pace=self.pace, patience=QUICK, bounds=bounds)
         self.backends.append(backend)
         return backend
 
