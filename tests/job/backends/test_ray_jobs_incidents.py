@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from corral.errors import InfraError
 from corral.job.backends.base import Presence
 from corral.job.backends.ray_jobs import backend as ray_backend
 from corral.job.backends.ray_jobs.api import JobsApi
@@ -20,7 +21,7 @@ from corral.job.backends.ray_jobs.backend import RayJobsBackend
 from corral.job.core.classify import lost
 from corral.job.protocol.states import FailureClass
 from corral.job.service.settings import Nodes, RayCluster, Settings
-from tests.job.backends.contract import ONE, DeafService, until_presence
+from tests.job.backends.contract import JOB, ONE, DeafService, until_presence
 from tests.job.backends.contract import Place as BackendPlace
 from tests.job.backends.ray_jobs.head import Head, ray_head
 from tests.job.e2e.faults import Place, in_order, place, until
@@ -37,6 +38,7 @@ gate "$1.b"
 for i in $(seq 0 99); do echo "third $i"; done
 exit "${2:-0}"
 """
+HELD = 'touch "$GATES/held.reached"; while [ ! -e "$GATES/held.open" ]; do sleep 0.05; done\n'
 GIANT = """
 echo before
 head -c 5000000 /dev/zero | tr '\\0' y; echo
@@ -87,8 +89,8 @@ def at(head: Head, tmp_path: Path) -> Iterator[Place]:
     options = ["--backend", "ray", "--address", head.address, "--agent-dir", tmp_path / "nodes"]
     with place(*options, "--secrets-dir", tmp_path / "secrets", "--default-kind", "cpu") as it:
         for name, text in {
-            "job.sh": GATED, "giant.sh": GIANT, "flood.sh": FLOOD, "python.py": PYTHON, "bytes.sh": BYTES,
-            "children.sh": CHILDREN, "secret.sh": SECRET,
+            "job.sh": GATED, "giant.sh": HELD + GIANT, "flood.sh": HELD + FLOOD, "bytes.sh": HELD + BYTES,
+            "python.py": PYTHON, "children.sh": CHILDREN, "secret.sh": SECRET,
         }.items():  # fmt: skip
             it.script(name, text)
         it.script("beside.txt", "from the bundle\n")
@@ -98,10 +100,15 @@ def at(head: Head, tmp_path: Path) -> Iterator[Place]:
 
 
 async def _end_all(head: Head, data_dir: Path) -> None:
-    if head.answers():
-        backend = RayJobsBackend(Settings(data_dir, ray=RayCluster(head.address)))
-        for name in await backend.list_owned():
-            await backend.destroy(name)
+    until(head.answers, "the dashboard answers")
+    backend = RayJobsBackend(Settings(data_dir, ray=RayCluster(head.address)))
+    for name in await backend.list_owned():
+        await backend.destroy(name)
+
+
+async def over(head: Head) -> bool:
+    """Whether all jobs are, by Ray's word."""
+    return all(job.over for job in await JobsApi(head.address).jobs())
 
 
 def gated(at: Place, name: str, code: int = 7, *options: object):
@@ -116,14 +123,23 @@ def three_parts(lines: list[str]) -> None:
         in_order(lines, part, 100)
 
 
-def forgotten(head: Head) -> None:
+def forgotten(at: Place, head: Head) -> None:
     """Nothing of any job is left at the cluster."""
 
     async def jobs() -> list[str]:
         api = JobsApi(head.address)
         return [job.submission_id for job in await api.jobs()]
 
-    until(lambda: asyncio.run(jobs()) == [], "Ray has no job any more")
+    left: list[str] = []
+
+    def none() -> bool:
+        left[:] = asyncio.run(jobs())
+        return not left
+
+    try:
+        until(none, "Ray has no job any more")
+    except AssertionError:
+        raise AssertionError(f"{left}: {at.service.log()[-4000:]}") from None
 
 
 def test_17_a_failed_job_ends_with_its_own_exit_code(at, head):
@@ -136,7 +152,7 @@ def test_17_a_failed_job_ends_with_its_own_exit_code(at, head):
     assert "exit code 7" in client.verdict
     for path in at.service.data.rglob("*"):
         assert not path.is_file() or b"hush-hush-4711" not in path.read_bytes(), path
-    forgotten(head)
+    forgotten(at, head)
 
 
 @pytest.mark.parametrize("incident", ["1", "3"])
@@ -158,7 +174,7 @@ def test_1_3_the_dashboard_dies_while_it_is_followed(at, head, incident):
     again()
     assert client.done(120) == 7
     three_parts(client.lines)
-    forgotten(head)
+    forgotten(at, head)
 
 
 def test_the_service_is_killed_and_comes_back(at, head):
@@ -172,7 +188,7 @@ def test_the_service_is_killed_and_comes_back(at, head):
     at.open("service.b.open")
     assert client.done() == 7
     three_parts(client.lines)
-    forgotten(head)
+    forgotten(at, head)
 
 
 def test_the_service_is_away_while_the_job_ends(at, head):
@@ -183,34 +199,28 @@ def test_the_service_is_away_while_the_job_ends(at, head):
     at.open("away.a.open")
     at.open("away.b.open")
 
-    async def over() -> bool:
-        api = JobsApi(head.address)
-        return all(job.over for job in await api.jobs())
-
-    until(lambda: asyncio.run(over()), "the job is over", 120)
+    until(lambda: asyncio.run(over(head)), "the job is over", 120)
     at.service.start()
     assert client.done(120) == 7
     three_parts(client.lines)
     assert client.verdict.startswith("FAILED (user): ")
-    forgotten(head)
+    forgotten(at, head)
 
 
 @pytest.mark.parametrize("script", ["giant.sh", "bytes.sh", "flood.sh"])
 @pytest.mark.parametrize("away", [False, True], ids=["heard", "service away"])
 def test_6_7_8_output_that_ray_s_own_log_socket_dies_of(at, head, script, away):
     """A line of 5 MB, bytes that are no UTF-8, 13 MB of lines. The agent says it in pieces that Ray can send."""
+    client = at.submit(script=script)
+    at.reached("held.reached")
     if away:
-        client = at.submit("--name", "away", script=script)
-        until(lambda: at.service.attempt(client.job_id).is_dir(), "the attempt is started")
-
-        async def submitted() -> bool:
-            return bool(await JobsApi(head.address).jobs())
-
-        until(lambda: asyncio.run(submitted()), "Ray has the job")
         assert client.job_id
-    else:
-        client = at.submit(script=script)
-    assert client.done(240) == 7
+        at.service.kill()
+        at.open("held.open")
+        until(lambda: asyncio.run(over(head)), "the job is over", 200)
+        at.service.start()
+    at.open("held.open")
+    assert client.done(240) == 7, client.err
     lines = client.lines
     if script == "flood.sh":
         assert [line.split()[1] for line in lines if line.startswith("flood ")] == [str(i) for i in range(200_000)]
@@ -241,7 +251,7 @@ def test_16_the_supervisor_of_ray_dies(at, head):
     assert client.done(120) == 75
     assert client.verdict.startswith("FAILED (infra): ")
     in_order(client.lines, "first", 100)
-    forgotten(head)
+    forgotten(at, head)
 
 
 def test_24_a_stop_leaves_no_children(at, head):
@@ -251,7 +261,7 @@ def test_24_a_stop_leaves_no_children(at, head):
     client.process.send_signal(signal.SIGINT)
     assert client.done() == 130
     until(lambda: not head.find("corral-stray-24") and not head.find("sleep 98765"), "all children are gone")
-    forgotten(head)
+    forgotten(at, head)
 
 
 def test_11_each_line_comes_once_with_three_nodes_on_one_host(at, head):
@@ -328,20 +338,27 @@ def test_21_a_job_that_ray_gave_up_does_not_start_afterwards(head, tmp_path, mon
     asyncio.run(life())
 
 
-def test_2_the_raylet_of_the_head_is_told_to_end(tmp_path):
-    """Ray closes the log socket with 1000 and goes on to say RUNNING; its own client exits 0. The last test, as the
-    head is of no use any more."""
+def test_2_the_raylet_of_a_head_with_a_token_is_told_to_end(tmp_path):
+    """Ray closes the log socket with 1000 and goes on to say RUNNING; its own client exits 0. The head asks for a
+    token, over REST and on the socket."""
+    token = "0123456789abcdef" * 2
+    (tmp_path / "token").write_text(f"{token}\n")
+    (tmp_path / "work").mkdir()
 
     async def life(head: Head) -> None:
+        settings = settings_of(head, tmp_path)
         with DeafService() as service:
-            backend = RayJobsBackend(settings_of(head, tmp_path))
-            (tmp_path / "work").mkdir()
-            at = BackendPlace(lambda: backend, service.url, tmp_path / "work")
+            without = RayJobsBackend(settings)
+            at = BackendPlace(lambda: without, service.url, tmp_path / "work")
             spec = at.spec(f"echo said; touch {at.folder}/began; while :; do sleep 0.05; done")
+            with pytest.raises(InfraError, match="asks for a token"):
+                await without.provision(spec, ONE)
+            backend = RayJobsBackend(replace(settings, ray=RayCluster(head.address, tmp_path / "token")))
             await backend.provision(spec, ONE)
             await until_presence(backend, spec.submission_id, Presence.ACTIVE)
             await asyncio.to_thread(until, (at.folder / "began").exists, "the command runs")
-            await backend.fetch(spec.submission_id, {})
+            while not (settings.data_dir / f"jobs/{JOB}/attempt-1/driver.log").exists():
+                await backend.fetch(spec.submission_id, {})
             (raylet,) = head.find("raylet/raylet")
             raylet.send_signal(signal.SIGTERM)
             end = time.monotonic() + 120
@@ -353,5 +370,5 @@ def test_2_the_raylet_of_the_head_is_told_to_end(tmp_path):
             else:
                 assert record.exit_code != 0
 
-    with ray_head(block=False) as head:
+    with ray_head(block=False, env={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}) as head:
         asyncio.run(life(head))
