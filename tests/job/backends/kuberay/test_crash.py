@@ -4,17 +4,23 @@ cluster, one job at Ray, and nothing left in the end."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from corral.job.protocol.states import JobState
+from tests.job.backends.kube.api import FakeKube
+from tests.job.backends.kube.containers import LightContainers
+from tests.job.backends.kube.operator import OperatorSimulator
 from tests.job.backends.kuberay.incident import Scene, scene
 from tests.job.backends.kuberay.place import Kubernetes_, kubernetes
+from tests.job.e2e.faults import place
 from tests.job.service.reconciling import Hand
 
 # What the service writes at the cluster, in this order, and then to Ray and back.
@@ -188,3 +194,38 @@ def test_the_reaper_removes_what_a_service_left_that_lost_its_database(it: Kuber
 
     asyncio.run(first())
     asyncio.run(asyncio.wait_for(second(), 30))
+
+
+MOMENTS: dict[str, Callable[[FakeKube], object]] = {
+    "Secret": lambda kube: kube.objects("secrets"),
+    "RayJob": lambda kube: kube.objects("rayjobs"),
+    **{
+        state: lambda kube, state=state: any(  # type: ignore[misc]
+            (one.get("status") or {}).get("jobDeploymentStatus") == state for one in kube.objects("rayjobs")
+        )
+        for state in ("Initializing", "Waiting", "Running", "Complete")
+    },
+    "gone": lambda kube: any(one["metadata"].get("deletionTimestamp") for one in kube.objects("rayjobs")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_kill_9_of_the_process_as_soon_as_there_is(tmp_path: Path, moment: str) -> None:
+    """The service as a process, an agent as a process; every line of the job comes, once."""
+    with FakeKube() as kube, OperatorSimulator(kube, LightContainers()) as operator:
+        config = tmp_path / "service.yaml"
+        kubernetes = {"kubeconfig": str(kube.kubeconfig(tmp_path / "kubeconfig")), "image": "corral:test"}
+        nodes = {"agent_dir": str(tmp_path / "nodes"), "python": sys.executable}
+        config.write_text(yaml.safe_dump({"backend": "kuberay", "nodes": nodes, "kubernetes": kubernetes}))
+        with place("--config", config) as at:
+            at.script("counts.sh", "seq 1 300")
+            client = at.submit("--kind", "cpu", script="counts.sh")
+            kube.wait(lambda: MOMENTS[moment](kube), 60)
+            at.service.kill()
+            at.service.start()
+            assert client.done(120.0) == 0, client.err[-3000:]
+            assert client.lines == [str(number) for number in range(1, 301)]
+            for plural in ("rayjobs", "rayclusters", "pods", "secrets"):
+                kube.wait(lambda plural=plural: not kube.objects(plural), 60)  # type: ignore[misc]
+            assert [len(made) for made in operator.clusters.values()] == [1]
