@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,34 +19,65 @@ from tests.engine.ranks import on_ranks
 from tests.engine.small import engine_plan, objective, random_batch
 
 
-def half(rank: Rank, folder: Path) -> tuple[dict[str, Tensor], float, set[torch.dtype]]:
-    """One bfloat16 step over float32 weights: statistics' loss, gradient norm, dtypes of the weights."""
-    plan = engine_plan(folder, sp=rank.world, compute_dtype="bfloat16", checkpointing=True)
+@dataclass(frozen=True)
+class Half:
+    """A bfloat16 step over float32 weights. dtypes: of weights, gradients, optimizer state and loss, by name."""
+
+    results: dict[str, Tensor]
+    grad_norm: float
+    dtypes: dict[str, set[torch.dtype]]
+    weights: dict[str, Tensor]
+
+
+def half(rank: Rank, folder: Path, role: str = "actor") -> Half:
+    plan = engine_plan(folder, role, sp=rank.world, compute_dtype="bfloat16", checkpointing=True)
     engine = Engine(plan, rank, horizon=1)
     batch = random_batch()
     share, micro, picked = share_of(batch, engine, plan.infer)
     results = engine.infer(share, micro, entropy=True)
-    step = engine.train_step(share, micro, objective("actor", batch))
+    seen: dict[str, set[torch.dtype]] = {"gradient": set(), "loss": set(), "forward": set()}
+    for p in engine.module.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: seen["gradient"].add(p.grad.dtype))
+    goal = objective(role, batch)
+
+    class Watched:
+        needs_entropy = goal.needs_entropy
+        token_weights = staticmethod(goal.token_weights)
+
+        def __call__(self, predicted: Any, tokens: Any) -> Any:
+            loss, stats = goal(predicted, tokens)
+            seen["loss"] |= {loss.dtype, *(x.dtype for x in predicted.values())}
+            return loss, stats
+
+    layer = next(m for name, m in engine.module.named_modules() if name.endswith("layers.0.mlp.down_proj"))
+    layer.register_forward_hook(lambda module, inputs, out: seen["forward"].add(out.dtype))
+    step = engine.train_step(share, micro, Watched())
+    assert engine.optimizer is not None
+    seen["state"] = {x.dtype for s in engine.optimizer.state.values() for x in s.values()}
+    weights = {name: weight.clone() for name, weight in engine.full_weights()}
+    seen["weights"] = {weight.dtype for weight in weights.values()}
     order = torch.tensor(picked).argsort()
     whole = {name: share.with_fields(values=x).select(order).values for name, x in results.items()}
-    dtypes = {weight.dtype for _, weight in engine.full_weights()}
-    return {name: x for name, x in whole.items() if x is not None}, step.grad_norm, dtypes
+    return Half({name: x for name, x in whole.items() if x is not None}, step.grad_norm, seen, weights)
 
 
-def assert_near(reference: Outcome, got: tuple[dict[str, Tensor], float, set[torch.dtype]]) -> None:
-    results, grad_norm, dtypes = got
-    assert dtypes == {torch.float32}
-    assert results["log_probs"].dtype == torch.float32
-    gap = (results["log_probs"] - reference.before["log_probs"]).abs()
+def assert_near(reference: Outcome, got: Half) -> None:
+    name = "values" if "values" in got.results else "log_probs"
+    assert got.dtypes.pop("forward") == {torch.bfloat16}
+    assert got.dtypes == {kind: {torch.float32} for kind in ("gradient", "loss", "state", "weights")}
+    assert got.results[name].dtype == torch.float32
+    gap = (got.results[name] - reference.before[name]).abs()
     assert 1e-4 < float(gap.mean()) < 0.05  # bfloat16 keeps 8 bits: visible, and small
-    assert grad_norm == pytest.approx(reference.grad_norms[0], rel=0.1)
+    assert got.grad_norm == pytest.approx(reference.grad_norms[0], rel=0.1)
 
 
-def test_bfloat16_over_float32(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_bfloat16_over_float32(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    """Only products are in bfloat16: weights, gradients, moments, log-probs, values and the loss are not."""
     monkeypatch.setattr("tests.engine.parity.TEMPERATURE", 1.0)
-    reference = train(Rank(), Case(models["qwen3"]))
-    assert_near(reference, half(Rank(), models["qwen3"]))
-    for rank in on_ranks(2, half, models["qwen3"]):
+    reference = train(Rank(), Case(models["qwen3"], role))
+    assert_near(reference, half(Rank(), models["qwen3"], role))
+    for rank in on_ranks(2, half, models["qwen3"], role):
         assert_near(reference, rank)
 
 

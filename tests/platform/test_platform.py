@@ -37,3 +37,30 @@ def test_facts():
     assert platform("cuda").visible_devices == "CUDA_VISIBLE_DEVICES"
     with pytest.raises(KeyError):
         platform("tpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA H20", 148),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA A10", 125),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L4", 121),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
+    ],
+)
+def test_the_peak_of_a_device_by_its_name(name, tera):
+    assert platform("cuda").peak(name) == tera * 1e12
+
+
+def test_a_device_nobody_knows_has_no_peak():
+    assert platform("cuda").peak("Tesla V100-SXM2-32GB") is None
+    assert platform("cpu").peak("x86_64") is None
+    assert platform("npu").peak("Ascend910B2") == 354e12

@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corral.batch import Batch
-from corral.trainer.metrics import console_line, data_metrics, mean_of_tokens, prefixed, rollout_metrics, timing_metrics
+from corral.engine.flops import Dense
+from corral.trainer.metrics import (
+    console_line,
+    data_metrics,
+    mean_of_tokens,
+    mfu_metrics,
+    prefixed,
+    rollout_metrics,
+    timing_metrics,
+)
+from corral.workers.worker import Speed
 
 FIELDS = ("rollout_log_probs", "old_log_probs", "values", "scores", "rewards", "advantages", "returns")
 numbers = st.floats(-4, 4, width=32)
@@ -143,6 +153,15 @@ def test_timing_metrics(samples: list[Sample], world: int, generated: int):
         wanted["timing_per_token_ms/gen"] = 2000 / generated
     wanted.update({"perf/total_num_tokens": tokens, "perf/time_per_step": 8.0, "perf/throughput": tokens / 8 / world})
     assert found == pytest.approx(wanted)
+
+
+def test_use_of_the_devices():
+    batch = as_batch([Sample(1, [True] * 3, "stop", 0.0, {name: [0.0] * 3 for name in FIELDS})] * 2)
+    costs = {"actor": Dense(weights=1000, attention=10), "critic": Dense(weights=500, attention=10)}
+    seconds = {"update_actor": 2.0, "step": 8.0}
+    found = mfu_metrics(Speed(costs, peak=1e5), batch, {"actor": 3, "critic": 1}, seconds, world=4)
+    assert found == {"perf/mfu/actor": pytest.approx(3 * 6 * (1000 * 8 + 10 * 32) / (2.0 * 4 * 1e5))}
+    assert mfu_metrics(Speed(costs, peak=None), batch, {"actor": 3, "critic": 1}, seconds, world=4) == {}
 
 
 def test_the_mean_of_tokens_is_over_the_policys_own():

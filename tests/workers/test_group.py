@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from corral.algorithms.aggregate import Denominators
 from corral.batch import Batch
 from corral.config.plan import ActorUpdate, MicroBatches
+from corral.engine.memory import DeviceMemory
 from corral.rollout.base import Completion, Request
 from corral.workers.group import WorkerGroup, mini_batches
 from corral.workers.update import OptimizerStep, summarise
@@ -151,6 +152,16 @@ def test_iteration_statistics_weigh_token_means_by_tokens_and_leave_skipped_step
     assert done.metrics["pg_clipfrac"] == pytest.approx((2 * 30 + 4 * 10) / 40)
     assert done.metrics["grad_norm"] == pytest.approx(1.5)
     assert done.metrics["lr"] == 0.5
+
+
+def test_memory_is_that_of_the_rank_that_had_most():
+    memories = [DeviceMemory(1, 2, 3 << 30, 4 << 30), DeviceMemory(1, 2, 5 << 30, 6 << 30), None]
+    ranks = [StepStats({}, grad_norm=1.0, skipped=False, memory=memory) for memory in memories]
+    done = summarise("actor", [OptimizerStep.of([], Denominators(1, 1), ranks)], lr=0.5)
+    assert done.metrics["perf/max_memory_allocated_gb"] == 5
+    assert done.metrics["perf/max_memory_reserved_gb"] == 6
+    without = summarise("actor", [OptimizerStep.of([], Denominators(1, 1), ranks[2:])], lr=0.5)
+    assert not any(name.startswith("perf/") for name in without.metrics)
 
 
 def test_an_oversized_sample_is_said_once_and_still_answered(caplog):
