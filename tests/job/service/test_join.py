@@ -17,9 +17,11 @@ from corral import __version__
 from corral.job.agent.records import pack
 from corral.job.backends import folder as files
 from corral.job.core.redact import Redactor
-from corral.job.protocol.agent import AgentSpec
+from corral.job.protocol.agent import TOKEN, AgentSpec, Boarding
 from corral.job.protocol.states import JobState, Status
+from corral.job.service.auth import agent_token
 from corral.job.service.settings import Limits
+from tests.job.agent.joining import Joining
 from tests.job.service.running import Running, bundle, running
 
 SECRET = "hunter2-hunter2"
@@ -135,6 +137,35 @@ def test_the_source_is_the_one_of_the_job(service: Running) -> None:
     assert service.agent("GET", job_id, "bundle", params={"attempt": 2}).status_code == 410
     service.service.bundles.path(str(service.store.get(job_id).request.bundle)).unlink()
     assert service.agent("GET", job_id, "bundle", params={"attempt": 1}).status_code == 404
+
+
+def test_an_agent_joins_a_real_service(service: Running, tmp_path: Path) -> None:
+    """From the secrets to the records, over HTTP, with nothing of the service's disk in sight."""
+    digest, _ = bundle(("run.sh",))
+    job_id = service.submit(bundle=service.bundle(("run.sh",)))
+    provision(service, job_id)
+    spec = files.read_spec(folder_of(service, job_id))
+    assert spec is not None
+    command = ["bash", "-c", "bash run.sh; echo $PASSWORD; echo left > $CORRAL_RUN_DIR/left.txt; exit 4"]
+    asked = {"command": command, "cwd": "source", "bundle": digest, "secrets": {}}
+    about = Boarding(spec=spec.model_copy(update=asked), root=str(tmp_path / "root"), join=True)
+    token = agent_token(service.service.agent_key, job_id)
+    agent = Joining(about, tmp_path / "output", {TOKEN: token})
+    try:
+        assert agent.wait() == 4
+    finally:
+        agent.end()
+    assert [record.exit_code for record in service.runner.ended] == [4]
+    assert {heard.phase for heard in service.runner.heard} == {"preflight", "running", "collecting"}
+    lines = service.http.get(f"/api/v1/rayjobs/{job_id}/logs").text
+    assert "run.sh" in lines
+    assert "***" in lines
+    assert SECRET not in lines + agent.said()
+    kept = left(folder_of(service, job_id))
+    assert kept["run/left.txt"] == b"left\n"
+    assert kept["driver.log"] == b"run.sh\n" + b"*" * len(SECRET) + b"\n"
+    assert not agent.folder.exists()
+    assert token not in agent.said()
 
 
 # Records --------------------------------------------------------------------------------------------------------------
