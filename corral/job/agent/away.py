@@ -29,7 +29,7 @@ STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # seconds between Ray's SIGTERM and its 
 NEEDED = 2.2  # seconds of them that the agent needs for itself
 LEAST_GRACE, MOST_GRACE = 0.8, 60.0  # seconds that the command gets
 STRANGER = 5.0  # seconds of trying to deliver to a service that has not answered once, which reads what was said aside
-RECORDS_PATIENCE = 60.0  # seconds of trying to begin to send records
+RECORDS_PATIENCE, HASTY_RECORDS = 60.0, 1.0  # seconds of trying to begin to send records
 
 _REFUSED = frozenset({400, 401, 403, 404, 409, 410, 413, 422})
 
@@ -88,30 +88,35 @@ class Away:
     def finish(self, delivered: bool, hasty: bool) -> None:
         """The service has everything that was written, or nothing more can be done about it."""
         self._aside.finish(delivered)
-        if delivered and not hasty and self._send_records():
-            self._mirroring.remove(all_of_it=True, hasty=False)
+        remove_private(self._attempt)  # first, as there may be no time for what follows
+        all_of_it = delivered and self._send_records(HASTY_RECORDS if hasty else RECORDS_PATIENCE)
+        self._mirroring.remove(all_of_it, hasty)
+        if all_of_it:
             shutil.rmtree(self._attempt.folder, ignore_errors=True)
-        else:
-            remove_private(self._attempt)
-            self._mirroring.remove(all_of_it=False, hasty=hasty)
 
-    def _send_records(self) -> bool:
+    def _send_records(self, patience: float) -> bool:
         link, backoff, began = Link(self._attempt), Backoff(threading.Event()), time.monotonic()
         path = f"records?attempt={self._attempt.spec.attempt}"
-        while time.monotonic() - began < RECORDS_PATIENCE:
+        while time.monotonic() - began < patience:
             try:
                 status = link.upload(path, records.pack(self._attempt.folder, self._redactor))
             except Unanswered as problem:
                 log.warning("records: %s", problem)
             else:
                 log.info("records: status %d", status)
-                if status in (200, 204) or status in _REFUSED:
-                    return status in (200, 204)
+                if status in (200, 204):
+                    return True
+                if status in _REFUSED:
+                    self._out.put(f"corral: the service does not take the records: status {status}")
+                    self._out.flush(1.0)
+                    return False
             backoff.wait()
         return False
 
 
 def remove_private(attempt: Attempt) -> None:
-    with suppress(OSError):
-        (attempt.folder / "spec.json").unlink()
+    """What nobody needs when the command is over: the secrets and the source."""
+    for name in ("spec.json", "bundle.tar.gz"):
+        with suppress(OSError):
+            (attempt.folder / name).unlink()
     shutil.rmtree(attempt.source, ignore_errors=True)

@@ -65,12 +65,15 @@ class Mirroring:
             raise InfraError(f"the source is not on all nodes: {answer['problem']}")
         else:
             log.info("%d other nodes", answer["nodes"])
+            if answer["nodes"] == 0 and self._attempt.spec.nodes == 1:
+                self.close()
 
     def last(self, hasty: bool) -> None:
         """Bring what other nodes have written, as far as that takes not too long."""
         seconds = HASTY_LAST if hasty else LAST
+        followed = self._process is not None
         answer = self._order(f"last {seconds}", seconds + (0.1 if hasty else 1.0))
-        if answer is not None and not answer["complete"]:
+        if followed and not (answer and answer["complete"]):
             log.warning("not all output of other nodes is here")
 
     def remove(self, all_of_it: bool, hasty: bool) -> None:

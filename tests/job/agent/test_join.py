@@ -17,7 +17,7 @@ import pytest
 
 from corral import __version__
 from corral.job.protocol.agent import BOARDING, PROTOCOL
-from tests.job.agent.joining import NAME, Joining, boarding, with_source
+from tests.job.agent.joining import NAME, Joining, boarding, told_to_end, with_source
 from tests.job.agent.service import RecordingService
 from tests.job.agent.test_agent import until
 from tests.job.agent.test_source import tar
@@ -190,6 +190,7 @@ def test_source_and_secrets_do_not_outlive_the_command(join: Join, service: Reco
     assert agent.wait() == 3
     assert not (agent.folder / "source").exists()
     assert not (agent.folder / "spec.json").exists()
+    assert not (agent.folder / "bundle.tar.gz").exists()
     assert agent.framed({"driver": 3}) == {"driver": b"*" * len(SECRET) + b"\n"}
     before = len(agent.frames())
     service.token, service.watermarks = "token-of-the-agent", {}
@@ -198,3 +199,14 @@ def test_source_and_secrets_do_not_outlive_the_command(join: Join, service: Reco
     assert [type(found).__name__ for found in agent.frames()[before:]] == ["EndRecord"]
     assert [end["exit_code"] for end in service.ends] == [3]
     assert SECRET not in agent.said()
+
+
+def test_a_stopped_job_leaves_its_records_too(join: Join, service: RecordingService) -> None:
+    """As far as the cluster gives it time for that."""
+    script = "echo left > $CORRAL_RUN_DIR/metrics.jsonl; trap 'exit 9' TERM; echo up; while :; do sleep 0.05; done"
+    agent = join("bash", "-c", script, env={"RAY_JOB_STOP_WAIT_TIME_S": "20"})
+    service.wait_for(lambda: service.lines("driver") == ["up"])
+    told_to_end(agent)
+    assert agent.wait() == 9
+    assert names(service.records)["metrics.jsonl"] == b"left\n"
+    assert not agent.folder.exists()
