@@ -160,8 +160,8 @@ def _attention(model: ModelSection, device: str) -> str:
         return "auto"
     if name not in names.ATTENTION:
         raise ConfigError(
-            f"override_config.attn_implementation={name!r} is not one of {', '.join(names.ATTENTION)} on cuda; leave it "
-            "out for PyTorch's variable-length kernel"
+            f"override_config.attn_implementation={name!r} is not one of {', '.join(names.ATTENTION)} on cuda; leave "
+            "it out for PyTorch's variable-length kernel"
         )
     return str(name)
 

@@ -77,7 +77,7 @@ _PLANNED = "settled while planning; for whoever reads plan.json"
 _ONE_LOSS = "of a policy loss that none of the runs has"
 UNREAD_FIELDS = {
     **dict.fromkeys((f"{role}.reshard_after_forward" for role in ("actor", "critic", "ref")), _ALONE),
-    **dict.fromkeys(("topology.ray_address", "trainer.cluster_wait", "trainer.collective_check"), _ALONE),
+    **dict.fromkeys(("trainer.cluster_wait", "trainer.collective_check"), _ALONE),
     **dict.fromkeys(("rollout.requested", "rollout.name", "rollout.replicas"), _PLANNED),
     "rollout.tensor_model_parallel_size": _PLANNED,
     **dict.fromkeys(("trainer.project_name", "trainer.experiment_name"), _PLANNED),
