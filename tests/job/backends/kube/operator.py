@@ -14,17 +14,33 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import httpx
 
 from tests.job.backends.kube.api import FakeKube
 from tests.job.backends.kube.containers import Containers, LightContainers, Object, state
+from tests.job.backends.kube.faults import Faults
+from tests.job.backends.kube.http import Server
+from tests.job.backends.kube.routes import Routes
 
 FINALIZER = "ray.io/rayjob-finalizer"
 NAME = "ray.io/originated-from-cr-name"
 RAY, CORE = "/apis/ray.io/v1", "/api/v1"
 TICK = 0.1  # seconds between looks at what tells nobody that it changed
+
+
+class _Undisturbed:
+    """The same API server as the operator sees it: without the faults that are meant for the service."""
+
+    def __init__(self, kube: FakeKube) -> None:
+        self._kube, self.faults, self.tokens = kube, Faults(), set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kube, name)
+
+    def note(self, *_: object) -> None:
+        """Nobody counts what the operator asks."""
 
 
 class OperatorSimulator:
@@ -42,13 +58,14 @@ class OperatorSimulator:
         self.seen: dict[str, list[str]] = {}
         self.clusters: dict[str, list[str]] = {}
         self.trouble: list[BaseException] = []
-        self._http = httpx.Client(base_url=kube.url, timeout=10.0)
+        self._server = Server(Routes(cast(FakeKube, _Undisturbed(kube))))
+        self._http = httpx.Client(base_url=f"http://127.0.0.1:{self._server.port}", timeout=10.0)
         self._started: dict[str, Object] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._woken = threading.Event()
-        kube.on_change(lambda *_: self._woken.set())
+        kube.on_change(self._changed)
         self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
 
     def __enter__(self) -> Self:
@@ -61,6 +78,7 @@ class OperatorSimulator:
         self._thread.join(60)
         self.containers.close()
         self._http.close()
+        self._server.close()
         if self.trouble:
             raise self.trouble[0]
 
@@ -98,13 +116,20 @@ class OperatorSimulator:
                             self._reconcile(rayjob)
                         for cluster in self._list(f"{RAY}/{{}}/rayclusters"):
                             self._make_pods(cluster)
-            except (httpx.HTTPStatusError, httpx.TransportError):
-                pass  # a fault of the API server: tried again, as the operator does
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code not in (404, 409):  # changed or gone meanwhile: looked at again
+                    self.trouble.append(error)
+                    return
             except BaseException as error:
                 self.trouble.append(error)
                 return
             self._woken.wait(TICK)
             self._woken.clear()
+
+    def _changed(self, what: str, thing: Object) -> None:
+        if what == "ADDED" and thing.get("kind") == "RayCluster":
+            self.clusters.setdefault(thing["metadata"]["labels"][NAME], []).append(thing["metadata"]["name"])
+        self._woken.set()
 
     def _reconcile(self, rayjob: Object) -> None:
         about, status = rayjob["metadata"], rayjob.get("status") or {}
@@ -247,7 +272,6 @@ class OperatorSimulator:
                 "spec": rayjob["spec"]["rayClusterSpec"],
             }
             self._call("POST", f"{RAY}/{{}}/rayclusters", body)
-            self.clusters.setdefault(name, []).append(cluster)
         return cluster
 
     def _delete_cluster(self, cluster: str) -> bool:
@@ -380,10 +404,7 @@ class OperatorSimulator:
     def _call(self, method: str, path: str, body: Object | None = None) -> Object:
         where = path.format(f"namespaces/{self.namespace}")
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        headers = {"Content-Type": kind, "User-Agent": "operator"}
-        if self.kube.tokens:
-            headers["Authorization"] = f"Bearer {min(self.kube.tokens)}"
-        answer = self._http.request(method, where, json=body, headers=headers)
+        answer = self._http.request(method, where, json=body, headers={"Content-Type": kind})
         if method == "DELETE" and answer.status_code == 404:
             return {}
         answer.raise_for_status()
