@@ -67,6 +67,8 @@ def notices(plan: Plan) -> list[str]:
             f"{', '.join(slow)}: the variable-length attention kernels of cuda are in half precision only; in another "
             "dtype every segment is a call of its own, which is slow"
         )
+    if plan.topology.device == "cuda":
+        out.append("cuda: this path has been tested without a device only; docs/devices.md says how")
     if plan.topology.device == "npu":
         out.append("npu: this path has been tested without a device only; docs/ascend.md says how")
     for trained, update in ((plan.actor, plan.actor_update), (plan.critic, plan.critic_update)):
