@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from corral.engine.distributed import connect, parallel
 from corral.engine.engine import Engine
 from corral.engine.rank import Rank
 from corral.errors import ConfigError
+from corral.platform import CPU
 from tests.engine.parity import Case, Outcome, share_of, train
 from tests.engine.ranks import on_ranks
 from tests.engine.small import engine_plan, objective, random_batch
@@ -115,3 +116,20 @@ def test_adjacent_ranks_share_a_sequence() -> None:
         [(1, 0, [2, 3]), (0, 2, [0, 1, 2, 3])],
         [(1, 1, [2, 3]), (0, 3, [0, 1, 2, 3])],
     ]
+
+
+def reduced_on_the_host(rank: Rank) -> tuple[str, list[float]]:
+    """Backends of a sequence group, and a sum over it of a tensor on the host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("corral.engine.distributed.platform", lambda device: replace(CPU, backend="cpu:gloo,cuda:gloo"))
+        sequence = parallel(rank, 2).sequence
+    assert sequence is not None
+    x = torch.tensor([float(rank.rank)])
+    torch.distributed.all_reduce(x, group=sequence.group)
+    return torch.distributed.get_backend_config(sequence.group), x.tolist()
+
+
+def test_the_group_of_a_device_reduces_tensors_of_the_host_too() -> None:
+    """Subgroups have the backends of the world: results of scoring are on the CPU, where NCCL would refuse them."""
+    sums = [[1.0], [1.0], [5.0], [5.0]]
+    assert on_ranks(4, reduced_on_the_host) == [("cpu:gloo,cuda:gloo", x) for x in sums]
