@@ -251,6 +251,37 @@ def test_the_end_is_not_told_before_the_log_was_read(tmp_path, monkeypatch):
     run(tmp_path, life)
 
 
+def test_a_log_that_cannot_be_read_now_is_not_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr(harvesting, "FETCH_BOUND", 0.1)
+    monkeypatch.setattr(harvesting, "SETTLE_BOUND", 0.1)
+
+    async def life(make, dashboard):
+        backend = make()
+        await backend.provision(SPEC, ONE)
+        record = ended(dashboard.jobs[NAME])
+        dashboard.closes += [Close(0)] * 1000
+        dashboard.answers += [("GET .*/logs", (500, "ConnectionError: agent is away"))] * 1000
+        with pytest.raises(InfraError, match="kept until its output is here"):
+            await backend.destroy(NAME)
+        assert NAME in dashboard.jobs
+        dashboard.closes.clear()
+        dashboard.answers.clear()
+
+        async def destroyed() -> bool:
+            try:
+                await backend.destroy(NAME)
+            except InfraError:
+                return False
+            return True
+
+        await until(destroyed)
+        assert dashboard.jobs == {}
+        assert await backend.end_record(NAME) == record
+        assert (backend.attempt_dir(NAME) / "driver.log").read_bytes() == b"hello\n"
+
+    run(tmp_path, life)
+
+
 def test_without_its_log_ray_s_exit_code_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(harvesting, "GIVE_UP", 0.3)
     codec = (500, "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff")

@@ -216,10 +216,33 @@ def test_what_an_earlier_job_of_this_id_left_is_not_read(tmp_path):
     assert brought(folder) == {"driver": b"new\n"}
 
 
+def test_an_end_record_that_comes_first_is_not_the_end_of_the_output(tmp_path):
+    """An agent that is told to end says that at once, and then what else it has."""
+    folder = folder_of(tmp_path)
+    job = Job(entrypoint=ENTRYPOINT, log=f"{RAY_SAYS}{frame(end(SOURCES))}\n{text(SOURCES)}")
+    job.end(7)
+
+    async def life() -> None:
+        async with Dashboard(jobs={NAME: job}, piece=500) as dashboard:
+            harvest, api = Harvest(tmp_path), JobsApi(dashboard.address)
+            await until(lambda: harvest.settled(api, NAME))
+            await harvest.fetch(api, NAME, {})
+            assert harvest.all_here(NAME)
+
+    asyncio.run(life())
+    assert brought(folder) == SOURCES
+
+
 def test_what_is_not_for_this_attempt_or_not_whole_is_not_believed(tmp_path):
     folder_of(tmp_path)
     half = frame(end({}))
-    said = [half[:-9], half.replace('"exit_code":7', '"exit_code":0'), frame(end({}, attempt=2)), f"{MARK}end {{}}"]
+    said = [
+        frame(Heartbeat(attempt=2, phase="running")),
+        half[:-9],
+        half.replace('"exit_code":7', '"exit_code":0'),
+        frame(end({}, attempt=2)),
+        f"{MARK}end {{}}",
+    ]
     job = Job(entrypoint=ENTRYPOINT, log=RAY_SAYS + "".join(f"{line}\n" for line in [*said, "Traceback", "Error: so"]))
     job.end(1)
 
@@ -229,6 +252,7 @@ def test_what_is_not_for_this_attempt_or_not_whole_is_not_believed(tmp_path):
             await until(lambda: harvest.settled(api, NAME))
             assert harvest.end_record(NAME) is None
             assert harvest.output(NAME) == ["Traceback", "Error: so"]
+            assert await harvest.fetch(api, NAME, {}) is None
 
     asyncio.run(life())
 
@@ -276,6 +300,15 @@ def test_raw_files_never_hold_anything_but_the_output(tmp_path_factory, data):
         content = path.read_bytes() if path.exists() else b""
         assert content[mark:] == truth[mark : len(content)]
     assert raw.covers({"driver": len(truth)})
+
+
+def test_a_piece_waits_for_the_one_before_it(tmp_path):
+    raw = RawFiles(tmp_path)
+    for start in (20, 10, 30):
+        raw.put(Bytes("driver", start, b"%010d" % start))
+    assert not (tmp_path / "driver.log").exists()
+    raw.put(Bytes("driver", 0, b"%010d" % 0))
+    assert (tmp_path / "driver.log").read_bytes() == b"".join(b"%010d" % start for start in (0, 10, 20, 30))
 
 
 def test_pieces_that_wait_for_ever_do_not_fill_the_memory(tmp_path, monkeypatch):
