@@ -86,15 +86,6 @@ def test_each_byte_is_in_one_place(models: dict[str, Path]) -> None:
     assert state == 4 * (2 * counted + len(list(module.parameters())))  # two moments and a step counter each
 
 
-def test_each_byte_of_a_shard_is_in_one_place(models: dict[str, Path]) -> None:
-    alone = measured(Rank(), models["qwen3-tied"])["held"]
-    of_ranks = on_ranks(2, measured, models["qwen3-tied"])
-    for seen in of_ranks:
-        check(seen)
-        assert seen["held"][0] < 0.6 * alone[0]
-        assert seen["held"][1] < 0.6 * alone[1]
-
-
 class Poisoned(Parking):
     """Real copies, and what is parked holds nonsense until it is loaded again."""
 
@@ -179,8 +170,17 @@ def test_no_phase_touches_what_is_parked(models: dict[str, Path], tmp_path: Path
     assert both_ways(Rank(), models["qwen3"], tmp_path)
 
 
-def test_no_phase_touches_what_is_parked_when_sharded(models: dict[str, Path], tmp_path: Path) -> None:
-    assert on_ranks(2, both_ways, models["qwen3"], tmp_path) == [True, True]
+def sharded(rank: Rank, folder: Path, out: Path) -> tuple[dict[str, tuple[int, int]], bool]:
+    return measured(rank, folder), both_ways(rank, folder, out)
+
+
+def test_a_shard_is_in_one_place_and_no_phase_touches_it_there(models: dict[str, Path], tmp_path: Path) -> None:
+    alone = measured(Rank(), models["qwen3-tied"])["held"]
+    for seen, untouched in on_ranks(2, sharded, models["qwen3-tied"], tmp_path):
+        check(seen)
+        assert seen["held"][0] < 0.6 * alone[0]
+        assert seen["held"][1] < 0.6 * alone[1]
+        assert untouched
 
 
 def test_poison_is_noticed(models: dict[str, Path]) -> None:
