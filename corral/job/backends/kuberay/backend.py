@@ -287,8 +287,11 @@ class KubeRayBackend:
     async def end_record(self, submission_id: str) -> EndRecord | None:
         record = await asyncio.to_thread(self._harvest.end_record, submission_id)
         folder = self._folder(submission_id)
-        if record is not None or folder is None or not folder.is_dir() or _destroyed(folder):
+        if record is not None or folder is None:
             return record
+        note = read_note(folder)
+        if note is None or note.stage is not Stage.SUBMITTED:
+            return None
         way = self._ways.get(submission_id)
         if way is not None and way.refused:
             await asyncio.to_thread(_refused, folder, submission_id, way.refused)

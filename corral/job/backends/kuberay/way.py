@@ -20,6 +20,7 @@ from corral.job.backends.base import Placement, Presence
 from corral.job.backends.kuberay.client import RAYJOBS, Object
 from corral.job.backends.kuberay.cluster import Cluster
 from corral.job.backends.kuberay.dashboard import Dashboards
+from corral.job.backends.kuberay.errors import Conflict
 from corral.job.backends.kuberay.pod_states import head_of, uid_of
 from corral.job.backends.kuberay.status import HEAD, INTERACTIVE, head_given, judge, mode_of, submitted, text
 from corral.job.backends.ray_jobs.api import Submission
@@ -27,7 +28,7 @@ from corral.job.backends.ray_jobs.attempt import gate
 from corral.job.protocol.submit import Resources
 
 LOOK = 1.0  # seconds between looks when nothing changes
-LONGEST = 15.0  # seconds between tries of a step that fails
+LONGEST = 8.0  # of these between tries of a step that fails
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,11 @@ class Way:
             except ConfigError as error:
                 self.refused = self.said = str(error)
                 return
+            except Conflict:
+                pause = self._look  # somebody changed it a moment ago: look again
             except InfraError as error:
                 self.said = str(error)
-                pause = min(LONGEST, 2 * pause)
+                pause = min(LONGEST * self._look, 2 * pause)
             await self._changed(pause)
 
     async def _changed(self, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from corral.job.protocol.states import JobState
 from corral.job.protocol.verdict import Verdict
 from tests.job.backends.kube.dashboard import FakeDashboard
 from tests.job.backends.kuberay.place import FAST, Kubernetes_
-from tests.job.service.reconciling import Hand, World, end_record, until
+from tests.job.service.reconciling import BOUND, Hand, World, end_record, until
 
-STEP, PAUSE = 0.25, 0.01  # seconds of the clock that is turned, and of real time meanwhile
+STEP, PAUSE = 0.5, 0.02  # seconds of the clock that is turned, and of real time meanwhile
 MODES = ("K8sJobMode", "HTTPMode", "SidecarMode")
 
 
@@ -43,11 +44,11 @@ class Scene:
     async def until(self, fact: Callable[[], object], what: str = "") -> None:
         """The clock turns a little meanwhile: what failed is tried again only after a while."""
 
-        def holds() -> bool:
-            self.world.hand.time += STEP / 4
-            return bool(fact())
-
-        await until(holds, lambda: f"{what}: {self.world.job(self.job)} {self.status()}")
+        end = time.monotonic() + BOUND
+        while not fact():
+            assert time.monotonic() < end, f"{what}: {self.world.job(self.job)} {self.status()}"
+            self.world.hand.time += STEP / 2
+            await asyncio.sleep(PAUSE)
 
     def status(self) -> dict[str, Any]:
         """Of the RayJob."""
@@ -89,7 +90,7 @@ class Scene:
 
     async def lets_pass(self, seconds: float) -> JobRecord:
         """Turn the clock and give the service the time to see it."""
-        for _ in range(round(seconds / STEP)):
+        for _ in range(max(1, round(seconds / STEP))):
             self.world.hand.time += STEP
             await asyncio.sleep(PAUSE)
         return self.world.job(self.job)
@@ -111,6 +112,7 @@ async def scene(
     world = World(it.settings.data_dir, backend, hand or Hand())  # type: ignore[arg-type]
     (it.settings.data_dir / "src").mkdir(exist_ok=True)
     (it.settings.data_dir / "src" / "run.sh").write_text("true\n")
+    world.runner._tick_seconds = PAUSE
     await world.runner.start()
     try:
         yield Scene(it, world, backend)

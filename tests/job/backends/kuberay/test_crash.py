@@ -26,6 +26,7 @@ from tests.job.service.reconciling import Hand
 # What the service writes at the cluster, in this order, and then to Ray and back.
 UP = ["POST secrets", "POST rayjobs", "PATCH secrets", "PATCH rayjobs", "POST jobs", "PATCH rayjobs"]
 DOWN = ["DELETE rayjobs", "DELETE secrets"]
+OFTEN: dict[int, list[Any]] = {step: [] for step in (1, 2, 4, 5, 7)}  # the others are slow tests
 
 
 @pytest.fixture
@@ -105,8 +106,15 @@ async def up_and_down(at: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("step", "done"),
-    [(1, False), *[(step, True) for step in range(1, len(UP + DOWN) + 1)]],
-    ids=["before-all", *[f"{step}-{word.replace(' ', '-')}" for step, word in enumerate(UP + DOWN, 1)]],
+    [
+        pytest.param(1, False, id="before-all", marks=pytest.mark.slow),
+        *[
+            pytest.param(
+                step, True, id=f"{step}-{word.replace(' ', '-')}", marks=() if step in OFTEN else pytest.mark.slow
+            )
+            for step, word in enumerate(UP + DOWN, 1)
+        ],
+    ],
 )
 def test_killed_at_each_step_and_started_again(it: Kubernetes_, dies: Any, step: int, done: bool) -> None:
     hand = Hand()

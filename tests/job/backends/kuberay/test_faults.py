@@ -35,19 +35,28 @@ FAULTS: dict[str, Callable[[FakeKube], object]] = {
     "429 that asks to wait": lambda kube: kube.faults.status(429, retry_after=1, verb="create", resource="rayjobs"),
     "500 on writes": lambda kube: kube.faults.status(500, verb="[cpd]*", resource="[rs]*s", times=4),
     "500 on reads": lambda kube: kube.faults.status(500, verb="[glw]*", resource="[rps]*s", times=20),
-    "create is done, its answer lost": lambda kube: kube.faults.lost(verb="create", resource="[rs]*s", times=3),
+    "create is done, its answer lost": lambda kube: kube.faults.lost(verb="create", resource="[rs]*s", times=2),
     "create is done, its answer cut": lambda kube: kube.faults.cut_answer(verb="create", resource="[rs]*s", times=3),
     "patch is done, its answer lost": lambda kube: kube.faults.lost(verb="patch", resource="rayjobs", times=4),
     "delete is done, its answer lost": lambda kube: kube.faults.lost(verb="delete", times=4),
     "a chunk is cut": lambda kube: kube.faults.watch("cut", times=6),
-    "half open": lambda kube: kube.faults.watch("freeze", times=4),
+    "half open": lambda kube: kube.faults.watch("freeze", times=2),
     "watches that end at once": lambda kube: kube.faults.watch("end", times=8),
     "stale lists": lambda kube: kube.faults.stale(back=4, times=12),
     "events twice": lambda kube: kube.faults.watch("duplicate", times=None),
     "events in another order": lambda kube: kube.faults.watch("reorder", times=8),
     "events that never come": lambda kube: kube.faults.watch("miss", times=6),
 }
-ALL = pytest.mark.parametrize("fault", FAULTS.values(), ids=[name.replace(" ", "-") for name in FAULTS])
+# The others take as long again, and are here for completeness.
+QUICK = {"410 as status", "410 in the stream", "409 on update", "429", "create is done, its answer lost"}
+QUICK |= {"a chunk is cut", "half open", "stale lists", "events in another order"}
+ALL = pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=name.replace(" ", "-"), marks=() if name in QUICK else pytest.mark.slow)
+        for name, fault in FAULTS.items()
+    ],
+)
 
 
 def one_of_everything(it: Kubernetes_) -> None:

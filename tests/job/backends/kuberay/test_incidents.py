@@ -79,6 +79,7 @@ def test_2314_a_dead_submitter_does_not_end_a_healthy_job(it: Kubernetes_) -> No
     asyncio.run(life())
 
 
+@pytest.mark.slow
 def test_2314_a_dead_submitter_and_a_job_that_ray_lost(it: Kubernetes_) -> None:
     async def life() -> None:
         async with scene(it, submission="K8sJobMode") as at:
@@ -146,6 +147,7 @@ def test_3860_the_head_is_lost_and_the_new_one_has_no_job(it: Kubernetes_) -> No
     assert it.containers.every[-1].submissions == []
 
 
+@pytest.mark.slow
 def test_3860_the_head_is_lost_and_no_new_one_comes(it: Kubernetes_) -> None:
     async def life() -> None:
         async with scene(it) as at:
@@ -185,6 +187,7 @@ def test_4914_http_mode_stays_running_without_a_head(it: Kubernetes_) -> None:
     asyncio.run(life())
 
 
+@pytest.mark.slow
 def test_a_dashboard_that_dies_and_comes_back_says_nothing_about_the_job(it: Kubernetes_) -> None:
     async def life() -> None:
         async with scene(it) as at:
@@ -203,8 +206,8 @@ def test_a_dashboard_that_dies_and_comes_back_says_nothing_about_the_job(it: Kub
     ("message", "cause"),
     [
         ("Job rj-x not found on the new head pod", "head_lost"),
-        ("The head pod is gone", "head_lost"),
-        ("", "agent_lost"),
+        pytest.param("The head pod is gone", "head_lost", marks=pytest.mark.slow),
+        pytest.param("", "agent_lost", marks=pytest.mark.slow),
     ],
 )
 def test_3903_app_failed_without_an_exit_code_is_not_the_apps(it: Kubernetes_, message: str, cause: str) -> None:
@@ -222,6 +225,7 @@ def test_3903_app_failed_without_an_exit_code_is_not_the_apps(it: Kubernetes_, m
     asyncio.run(life())
 
 
+@pytest.mark.slow
 def test_app_failed_with_an_exit_code_is_the_apps(it: Kubernetes_) -> None:
     async def life() -> None:
         async with scene(it) as at:
@@ -234,11 +238,12 @@ def test_app_failed_with_an_exit_code_is_the_apps(it: Kubernetes_) -> None:
     asyncio.run(life())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "cause"),
     [
         ("JobDeploymentStatusTransitionGracePeriodExceeded", "no_status"),
-        ("JobStatusCheckTimeoutExceeded", "status_check"),
+        pytest.param("JobStatusCheckTimeoutExceeded", "status_check", marks=pytest.mark.slow),
     ],
 )
 def test_what_the_operator_gave_up_on_is_the_infrastructures(it: Kubernetes_, reason: str, cause: str) -> None:
@@ -320,6 +325,7 @@ def test_an_image_that_is_not_there_is_named(it: Kubernetes_) -> None:
     asyncio.run(life())
 
 
+@pytest.mark.slow
 def test_pods_that_a_quota_forbids_are_told_from_events(it: Kubernetes_) -> None:
     it.operator.held |= {"Initializing"}
 
@@ -354,6 +360,7 @@ def test_a_cluster_with_too_few_devices_waits_at_the_gate_without_limit_of_its_o
     assert it.containers.every[-1].submissions == []
 
 
+@pytest.mark.slow
 def test_the_operators_own_start_deadline(it: Kubernetes_) -> None:
     it.operator.held |= {"Initializing"}
 
@@ -368,6 +375,7 @@ def test_the_operators_own_start_deadline(it: Kubernetes_) -> None:
     asyncio.run(life())
 
 
+@pytest.mark.slow
 def test_an_operator_that_is_not_there(it: Kubernetes_) -> None:
     it.operator.paused.set()
 
@@ -404,6 +412,7 @@ def test_kueue_admits_and_takes_away(it: Kubernetes_) -> None:
     assert sum(len(head.submissions) for head in it.containers.every) == 1
 
 
+@pytest.mark.slow
 def test_kueue_gives_other_nodes_before_anybody_looked(it: Kubernetes_) -> None:
     async def life() -> None:
         async with scene(it, scheduler="kueue", queue="team") as at:
