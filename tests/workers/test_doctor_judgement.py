@@ -105,6 +105,9 @@ def test_a_name_does_not_matter_where_the_interface_is_named_or_all_is_on_one_ma
     told = {"own_name": ["127.0.1.1"], "variables": {"GLOO_SOCKET_IFNAME": "eth0"}}
     assert judged(seen(0), seen(1, **told)) == []
     assert judged(seen(0, address="127.0.0.2"), seen(1, address="127.0.0.2", own_name="no such name")) == []
+    several = [seen(number, address="10.0.0.1", own_name=["127.0.1.1"]) for number in (0, 1)]  # `ray start` by hand
+    assert judged(*several) == []
+    assert [each.node for each in judged(*several, seen(2))] == [0, 1]
 
 
 def test_a_device_too_few_by_each_way_of_counting():

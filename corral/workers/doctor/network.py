@@ -14,8 +14,9 @@ from corral.workers.interfaces import carrier, chosen, is_loopback
 
 def network(nodes: Sequence[SeenNode], asked: Asked) -> list[Finding]:
     found = []
+    hosts = len({node.address for node in nodes})
     for node in nodes:
-        found += [_own_name(node, asked, len(nodes)), *_interfaces(node, asked), *_ports(node)]
+        found += [_own_name(node, asked, hosts), *_interfaces(node, asked), *_ports(node)]
         found += [
             Finding("ports", True, f"port {port} free", "free", node=node.number)
             for port in asked.ports
@@ -24,8 +25,9 @@ def network(nodes: Sequence[SeenNode], asked: Asked) -> list[Finding]:
     return found + (clocks(nodes, asked.clock_skew) if len(nodes) > 1 else [])
 
 
-def _own_name(node: SeenNode, asked: Asked, count: int) -> Finding:
-    """gloo binds to what the host's own name resolves to, unless it is told an interface."""
+def _own_name(node: SeenNode, asked: Asked, hosts: int) -> Finding:
+    """gloo binds to what the host's own name resolves to, unless it is told an interface. Loopback will do where all
+    nodes are on one host."""
     host, said = node.facts.host, node.facts.own_name
     told = (node.facts.variables | _derived(node, asked)).get("GLOO_SOCKET_IFNAME") is not None
     expected = f"host name {host} to resolve"
@@ -33,7 +35,7 @@ def _own_name(node: SeenNode, asked: Asked, count: int) -> Finding:
     fix = f"add {node.address} {host} to /etc/hosts of the node, or set GLOO_SOCKET_IFNAME where it is started"
     if isinstance(said, str):
         return Finding("dns", told or local, expected, said, fix, node.number)
-    if count > 1 and not local and not told and all(is_loopback(address) for address in said):
+    if hosts > 1 and not local and not told and all(is_loopback(address) for address in said):
         expected = f"host name {host} to resolve to an address that other nodes reach"
         return Finding("dns", False, expected, ", ".join(said), fix, node.number)
     return Finding("dns", True, expected, ", ".join(said), node=node.number)
