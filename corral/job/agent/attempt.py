@@ -13,6 +13,7 @@ from corral.job.agent.output import read_regular
 from corral.job.protocol.agent import AgentSpec, EndRecord
 
 RESERVE = 1 << 16  # bytes kept free for the end record, so that a full disk does not cost the verdict
+LARGEST_END = 4 << 20  # bytes of one that is read: the sizes of thousands of ranks' output are in it
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Attempt:
     def read_end(self) -> EndRecord | None:
         """None when there is none, or half of one."""
         try:
-            record = EndRecord.model_validate_json(read_regular(self.folder / "end.json", 0, RESERVE))
+            record = EndRecord.model_validate_json(read_regular(self.folder / "end.json", 0, LARGEST_END))
         except ValueError:
             return None
         return record if record.is_whole() else None

@@ -45,12 +45,15 @@ def main() -> int:
         boarding = boarding_of(os.environ)
         folder = Path(boarding.root) / boarding.spec.submission_id
         attempt = Attempt(folder, boarding.spec)
-        make_private(folder)
     except Misfit as error:
         return _cannot_start(_as_far_as_known(error, token), error, started)
     except CorralError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    try:
+        make_private(folder)
+    except InfraError as error:
+        return _cannot_start(attempt, error, started)
     if (end := attempt.read_end()) and not (folder / "spec.json").exists():
         _tell(attempt, end)  # it was all said already, and nobody is left who knows the secrets
         return end.exit_code if end.exit_code is not None else InfraError.exit_code

@@ -7,6 +7,7 @@ What the ranks of a node leave under `run/` is told in pieces, so that a copy el
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -22,8 +23,9 @@ MIB = 1 << 20
 PIECE = MIB  # bytes of one file at once
 LOT = 8 * MIB  # of all files at once
 WHOLE = MIB  # larger files that do not grow by the line are told only when the command is over
-LARGEST = 64 * MIB  # files over this are left where they are
+LARGEST = 64 * MIB  # files over this are left where they are, but for the output of ranks
 _GROWING = (".log", ".jsonl")
+_OUTPUT = re.compile(r"logs/node-\d+/rank-\d+\.log")
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".distcp")  # checkpoints, of which only the small parts are told
 
 
@@ -94,7 +96,8 @@ class MirrorNode:
         with closing(run_files(self._folder / "run")) as found:
             for path, descriptor in found:
                 status, before = os.fstat(descriptor), known.get(path)
-                if status.st_size > LARGEST or (path.endswith(_WEIGHTS) and status.st_size > WHOLE):
+                largest = WHOLE if path.endswith(_WEIGHTS) else LARGEST
+                if status.st_size > largest and not _OUTPUT.fullmatch(path):
                     answer.skipped.append(path)
                     continue
                 now = Known(status.st_ino, status.st_mtime_ns, status.st_size)

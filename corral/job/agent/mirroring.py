@@ -18,7 +18,7 @@ from corral.job.agent.attempt import Attempt
 from corral.job.agent.command import polite_blocked
 
 BEGIN = 240.0  # seconds for the cluster to answer and its nodes to get the source
-LAST, HASTY_LAST = 5.0, 0.4  # seconds for the last copy; the second when the agent was told to end
+LAST, HASTY_LAST = 15.0, 0.4  # seconds for the last copy; the second when the agent was told to end
 REMOVE, HASTY_REMOVE = 8.0, 1.0
 CLOSE = 3.0  # seconds for the process to end by itself
 _NOT_ITS_BUSINESS = ("RAY_JOB_CONFIG_JSON_ENV_VAR", "CORRAL_TOKEN", "CORRAL_TOKEN_FILE", "SUBMITTER_TOKEN")
@@ -35,6 +35,7 @@ class Mirroring:
         self._env = {name: value for name, value in environ.items() if name not in hidden}
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._complete = True  # nothing is known to be on other nodes alone
 
     def begin(self, wanted: Callable[[], bool]) -> None:
         """Bring the source to all other nodes, if there are any, and follow them from now on. wanted: asked meanwhile,
@@ -74,11 +75,15 @@ class Mirroring:
         followed = self._process is not None
         answer = self._order(f"last {seconds}", seconds + (0.1 if hasty else 1.0))
         if followed and not (answer and answer["complete"]):
-            log.warning("not all output of other nodes is here")
+            self._complete = False
+            line = "not all output of other nodes is here"
+            log.warning(line)
+            self._say(f"{line}; it stays there, in {self._attempt.run}")
 
     def remove(self, all_of_it: bool, hasty: bool) -> None:
-        """The folders on other nodes, or their source alone; nothing is followed after that."""
-        self._order("remove" if all_of_it else "private", HASTY_REMOVE if hasty else REMOVE)
+        """The folders on other nodes, or their source alone, also when what is there did not all come here; nothing is
+        followed after that."""
+        self._order("remove" if all_of_it and self._complete else "private", HASTY_REMOVE if hasty else REMOVE)
         self.close()
 
     def close(self) -> None:

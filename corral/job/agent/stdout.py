@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
 from collections import deque
 
 ROOM = 1 << 20  # bytes that wait to be written, of each kind
+FULL = 0.5  # seconds between tries on a full disk
 
 
 class Stdout(threading.Thread):
@@ -72,6 +74,8 @@ class Stdout(threading.Thread):
                 data = data[os.write(self._descriptor, data) :]
             except BlockingIOError:  # somebody made it so
                 time.sleep(0.05)
-            except OSError:  # nobody reads, or the disk is full
-                return False
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # nobody reads
+                    return False
+                time.sleep(FULL)  # there may be room again
         return True

@@ -133,10 +133,10 @@ class Attempts:
     def _sends_records(self, job: JobRecord, seen: Seen) -> bool:
         """Whether to wait for an agent that sends what its command left, which would be lost with its nodes; it ends
         when that is done."""
-        if not self._backend.remote or seen.agent_gone or seen.heard_at is None:
+        if not self._backend.remote or seen.agent_gone:
             return False
-        now = self._clock.now()
-        return now - seen.heard_at <= AGENT_SILENCE and now - job.state_since <= RECORDS_BOUND
+        now, last_sign = self._clock.now(), max(seen.heard_at or 0.0, seen.since)  # since: this process may be new
+        return now - last_sign <= AGENT_SILENCE and now - job.state_since <= RECORDS_BOUND
 
     async def keep_end(self, job: JobRecord, record: EndRecord) -> None:
         """Write a posted end record where one on disk is looked for. Raises InfraError."""

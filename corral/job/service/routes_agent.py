@@ -82,7 +82,7 @@ async def preflight(request: Request, job_id: AgentOf) -> Response:
 async def end(request: Request, job_id: AgentOf) -> Response:
     """How the command ended."""
     service = service_of(request)
-    record = await read_model(request, EndRecord, service.settings.limits.body)
+    record = await read_model(request, EndRecord, MAX_BODY)
     if record.job_id != job_id or not record.is_whole():
         raise Refusal(422, "the end record is of another job, or its digest does not fit its content")
     await present_job(service, job_id, record.attempt)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.job.agent import aside, link, ship
+from corral.job.agent import aside, link, ship, stdout
 from corral.job.agent.aside import Aside
 from corral.job.agent.attempt import Attempt
 from corral.job.agent.lines import LineReader, without_controls
@@ -232,6 +232,24 @@ def test_readable_output_has_a_limit(make: MakeSpec, service: RecordingService, 
 
 
 # Standard output ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_full_disk_holds_up_what_is_said_and_loses_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdout, "FULL", 0.01)
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    out = Stdout(descriptor)
+    out.start()
+    out.put("one", urgent=True)
+    out.put("two")
+    assert not out.flush_urgent(0.1)
+    assert not out.closed
+    read, write = os.pipe()
+    os.dup2(write, descriptor)  # there is room again
+    assert out.flush(5.0)
+    assert os.read(read, 100) == b"one\ntwo\n"
+    for one in (read, write, descriptor):
+        os.close(one)
 
 
 def test_a_reader_that_stands_still_or_goes_holds_nobody_up() -> None:

@@ -157,6 +157,8 @@ def test_a_folder_of_somebody_else_is_not_used(join: Join, tmp_path: Path) -> No
     agent = join("echo", "never")
     assert agent.wait() == 75
     assert "is not a folder of this user alone" in agent.said()
+    assert [(end.kind, end.exit_code) for end in agent.ends()] == [("infra", None)]
+    assert "is not a folder of this user alone" in (agent.ends()[0].failure or "")
     assert os.listdir(tmp_path / "elsewhere") == []
 
 

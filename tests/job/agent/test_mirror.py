@@ -17,8 +17,10 @@ import psutil
 import pytest
 
 from corral.job.agent import mirror_node
+from corral.job.agent.attempt import Attempt
 from corral.job.agent.mirror_copy import Copy
 from corral.job.agent.mirror_node import MirrorNode
+from corral.job.agent.mirroring import Mirroring
 from tests.job.agent.joining import NAME, Joining, boarding, with_source
 from tests.job.agent.service import RecordingService
 from tests.job.agent.test_agent import until
@@ -88,6 +90,21 @@ def test_checkpoints_and_large_files_stay_and_are_named(tmp_path: Path, monkeypa
     assert sorted(left(tmp_path / "run")) == ["b.safetensors", "trace.json"]
 
 
+def test_output_of_ranks_comes_here_whatever_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror_node, "LARGEST", 5000)
+    run, node, copy = tmp_path / "there/run", MirrorNode(str(tmp_path / "there")), Copy("one", tmp_path / "run", {})
+    (run / "logs/node-1").mkdir(parents=True)
+    for name in ("logs/node-1/rank-4.log", "logs/node-1/other.log"):
+        (run / name).write_bytes(os.urandom(4000))
+    assert look(node, copy) == []
+    for name in ("logs/node-1/rank-4.log", "logs/node-1/other.log"):
+        with (run / name).open("ab") as file:
+            file.write(os.urandom(4000))
+    assert look(node, copy) == ["logs/node-1/other.log"]
+    log = "logs/node-1/rank-4.log"
+    assert left(tmp_path / "run")[log] == left(run)[log]
+
+
 def test_what_the_head_has_itself_stays(tmp_path: Path) -> None:
     owners: dict[str, str] = {}
     run = tmp_path / "run"
@@ -103,6 +120,32 @@ def test_what_the_head_has_itself_stays(tmp_path: Path) -> None:
         look(MirrorNode(str(tmp_path / name)), Copy(name, run, owners))
     (run / "linked.json").unlink()
     assert left(run) == {"plan.json": b"of the head", "shared.jsonl": b"of one", "one.log": b"one", "two.log": b"two"}
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_what_did_not_come_from_other_nodes_stays_there_and_is_said(complete: bool, tmp_path: Path, monkeypatch):
+    """The process that follows them, as its orders and answers are."""
+    orders, program = tmp_path / "orders", tmp_path / "mirror"
+    program.write_text(MIRROR.format(python=sys.executable, orders=orders, complete=complete))
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    spec = boarding(RecordingService(), tmp_path, ["true"], nodes=2).spec
+    said: list[str] = []
+    mirroring = Mirroring(Attempt(tmp_path, spec), {"RAY_ADDRESS": "127.0.0.1:1"}, said.append)
+    mirroring.begin(lambda: True)
+    mirroring.last(hasty=False)
+    mirroring.remove(True, hasty=False)
+    assert orders.read_text().split() == ["begin", "last", "15.0", "remove" if complete else "private"]
+    assert [line.startswith("not all output of other nodes is here") for line in said] == [True] * (not complete)
+
+
+MIRROR = """#!{python}
+import json, sys
+with open("{orders}", "a", buffering=1) as orders:
+    for line in sys.stdin:
+        orders.write(line)
+        print(json.dumps(dict(nodes=1, problem=None, complete={complete})), flush=True)
+"""
 
 
 def test_a_node_gets_the_source_or_says_why_not(tmp_path: Path) -> None:

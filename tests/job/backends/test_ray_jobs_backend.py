@@ -138,6 +138,35 @@ def test_a_job_that_waits_is_ended(tmp_path, end):
     run(tmp_path, life)
 
 
+def test_a_job_that_is_stopped_while_it_is_given_to_ray_is_stopped_there(tmp_path):
+    """Ray has taken it, but its answer is not here yet."""
+
+    async def life(make, dashboard):
+        backend = make()
+        await backend.provision(SPEC, TWO)
+        stopping: list[asyncio.Task[None]] = []
+        dashboard.on_submit = lambda job: stopping.append(asyncio.create_task(backend.stop(NAME, 1.0)))
+        dashboard.nodes += [node("w1", NPU=4), node("w2", NPU=4)]
+        await until(lambda: bool(stopping))
+        await stopping[0]
+        assert dashboard.jobs[NAME].status == "STOPPED"
+
+    run(tmp_path, life)
+
+
+def test_jobs_of_a_service_with_the_same_path_on_another_host_are_left_alone(tmp_path):
+    async def life(make, dashboard):
+        backend = make()
+        await backend.provision(SPEC, ONE)
+        await until_presence(backend, NAME, Presence.ACTIVE)
+        theirs = Job(metadata=dict(dashboard.jobs[NAME].metadata))
+        dashboard.jobs["rj-ffffffffffff-a1"] = theirs
+        assert await backend.list_owned() == [NAME]
+        assert theirs.status == "RUNNING"
+
+    run(tmp_path, life)
+
+
 def test_a_service_that_dies_while_a_job_waits_leaves_nothing(tmp_path):
     async def life(make, dashboard):
         await make().provision(SPEC, TWO)

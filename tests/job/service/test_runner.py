@@ -369,6 +369,27 @@ def test_a_job_that_ended_while_no_service_ran(code: int, tmp_path: Path) -> Non
     run(test())
 
 
+def test_a_new_service_waits_for_the_records_of_an_agent_that_it_has_not_heard_yet(tmp_path: Path) -> None:
+    """The one before died after the end record was there and before the records were."""
+
+    async def test() -> None:
+        hand, backend = Hand(), ScriptedBackend(remote=True)
+        async with world(tmp_path, backend, hand) as it:
+            job_id = await it.submit()
+            await it.runs(job_id)
+            await it.runner.end(job_id, end_record(job_id, 0))
+            await it.reaches(job_id, JobState.COLLECTING)
+        hand.time += 100.0
+        async with world(tmp_path, backend, hand) as it:
+            await asyncio.sleep(0.2)
+            assert it.job(job_id).state is JobState.COLLECTING
+            hand.time += 16.0  # nothing is heard of it
+            assert (await it.ends(job_id)).state is JobState.SUCCEEDED
+        assert [call for call in backend.calls if call[0] != "provision"] == [("destroy", A1)]
+
+    run(test())
+
+
 def test_killed_between_the_database_and_the_backend(tmp_path: Path) -> None:
     """PROVISIONING was written and nothing started; or it was started, and the service does not know."""
 

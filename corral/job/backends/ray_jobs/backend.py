@@ -134,11 +134,14 @@ class RayJobsBackend:
 
     async def stop(self, submission_id: str, grace: float) -> None:
         """Ray's own grace is fixed when a job is submitted; an agent that is told to end needs less than `grace`."""
-        if self._folder(submission_id) is None:
+        if (folder := self._folder(submission_id)) is None:
             return
         if (waiting := self._waiting.get(submission_id)) is not None:
-            waiting.cancel()
-            return
+            async with self._locks[submission_id]:  # not while it is being given to Ray
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+            if read_note(folder) is None:
+                return
         if (job := await self._own(submission_id)) is not None and not job.over:
             await self._api.stop(submission_id)
             self._seen.pop(submission_id, None)
@@ -162,9 +165,11 @@ class RayJobsBackend:
         self._locks.pop(submission_id, None)
 
     async def list_owned(self) -> list[str]:
+        """What has no folder here belongs to another service whose data folder has the same path on another host."""
         jobs = await self._api.jobs()
         ours = {job.submission_id for job in jobs if job.metadata.get(SERVICE) == self._service}
-        return sorted({name for name in ours if files.split(name)} | self._waiting.keys())
+        here = await asyncio.to_thread(files.submissions, self._data_dir)
+        return sorted((ours & here.keys()) | self._waiting.keys())
 
     async def end_record(self, submission_id: str) -> EndRecord | None:
         record = await asyncio.to_thread(self._harvest.end_record, submission_id)

@@ -25,7 +25,7 @@ from corral.job.protocol.frames import MARK, Bytes, parse
 IDLE = 2.5  # seconds without news after which a log that grows was read to its present end: Ray looks every 1 to 2 s
 FETCH_BOUND = 20.0  # seconds that one fetch may take; what is not there by then comes with the next one
 SETTLE_BOUND = 3.0  # seconds that one look waits for the log of a job that is over
-GIVE_UP = 60.0  # seconds of trying to read the log of a job that is over
+GIVE_UP = 60.0  # seconds without a new character of the log of a job that is over
 FOLLOW = 60.0  # seconds that a log is followed after it was last asked for
 PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between readings
 NONCE = "# "  # a comment at the end of the entrypoint, which tells this start of it from all others
@@ -41,14 +41,17 @@ class Harvest:
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._logs: dict[str, _Log] = {}
+        self._watermarks: dict[str, Mapping[str, int]] = {}  # as last told, which may be before a log can be read
 
     async def fetch(self, api: JobsApi, submission_id: str, watermarks: Mapping[str, int]) -> Heartbeat | None:
         """See Backend.fetch. Raises InfraError."""
+        if watermarks:
+            self._watermarks[submission_id] = dict(watermarks)
         job = await api.get(submission_id)
         its = await self._log(api, submission_id, job)
         if job is None or its is None:
             return None
-        its.stored(watermarks)
+        its.stored(self._watermarks.get(submission_id, {}))
         if job.over:
             await its.finish(FETCH_BOUND, complete=True)
         else:
@@ -82,6 +85,7 @@ class Harvest:
 
     async def forget(self, submission_id: str) -> None:
         """Nothing more is wanted of its log."""
+        self._watermarks.pop(submission_id, None)
         if (its := self._logs.pop(submission_id, None)) is not None:
             await its.close()
 
@@ -117,6 +121,7 @@ class _Log:
         self._end: EndRecord | None = None
         self._heard: Heartbeat | None = None
         self._news = False
+        self._beats = self._most_beats = 0  # heartbeats of this reading, and of the longest one
         self._task: asyncio.Task[None] | None = None
         self._asking = False  # for all of the log at once, which takes its time
         self._finishing = False
@@ -235,17 +240,18 @@ class _Log:
     async def _read_out(self) -> None:
         """A reading that ended is believed to have been to the end when the frames say so, when it was one answer, or
         when two of them came to the same length."""
-        until, before = time.monotonic() + GIVE_UP, -1
+        before = -1
+        self._moved_at = time.monotonic()
         try:
             while not self._finished and not self._lost:
-                length = await self._tail.once(self._complete)
+                length = await self._tail.once(self._has_all)
                 self._finished = self._complete() or 0 < length == before == self._tail.taken
                 if not self._finished:
                     with contextlib.suppress(InfraError):
                         await self._tail.whole()
                         self._finished = True
                 before = length
-                self._lost = not self._finished and time.monotonic() > until
+                self._lost = not self._finished and time.monotonic() - self._moved_at > GIVE_UP
                 if not self._finished:
                     await asyncio.sleep(PAUSE)
         except (InfraError, OSError) as error:
@@ -260,6 +266,10 @@ class _Log:
         self._moved_at = time.monotonic()
         return time.monotonic() - self._asked_at > FOLLOW
 
+    def _has_all(self) -> bool:
+        self._moved_at = time.monotonic()
+        return self._complete()
+
     def _complete(self) -> bool:
         return self._end is not None and self._raw.covers(self._end.sources)
 
@@ -267,6 +277,7 @@ class _Log:
 
     def _restart(self) -> None:
         self._begun = self._entrypoint is None
+        self._beats = 0
         self._words.clear()
 
     def _take(self, line: str) -> None:
@@ -279,8 +290,9 @@ class _Log:
             self._raw.put(said)
         elif isinstance(said, Heartbeat):
             if said.attempt == self._attempt:
-                self._news = self._news or said != self._heard
-                self._heard = said
+                self._beats += 1
+                if self._beats > self._most_beats:  # else it was read before
+                    self._heard, self._news, self._most_beats = said, True, self._beats
         elif isinstance(said, EndRecord):
             if (said.job_id, said.attempt) == (self._job_id, self._attempt):
                 self._keep(said)
@@ -288,9 +300,9 @@ class _Log:
             self._words.append(line.strip()[:LONGEST_WORD])
 
     def _keep(self, record: EndRecord) -> None:
-        self._end = record
         if files.read_end(self._folder, self._job_id, self._attempt) is None:
             files.write_private(self._folder / files.END, record.model_dump_json() + "\n")
+        self._end = record
 
 
 def _disk(error: OSError) -> InfraError:

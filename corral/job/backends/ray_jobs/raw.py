@@ -55,9 +55,8 @@ class RawFiles:
         for start in sorted(waiting):
             if start > self._end(source):
                 return
-            content = waiting.pop(start)
-            self._size -= len(content)
-            self._write(source, start, content)
+            self._write(source, start, waiting[start])
+            self._size -= len(waiting.pop(start))
         self._waiting.pop(source, None)
 
     def _end(self, source: str) -> int:

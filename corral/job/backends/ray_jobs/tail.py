@@ -11,9 +11,10 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 
+from corral.errors import InfraError
 from corral.job.backends.ray_jobs.api import JobsApi
 
-LONGEST_LINE = 64 << 10  # characters of a line that is looked at; no frame is as long
+LONGEST_LINE = 1 << 20  # characters of a line that is looked at; that is the end record of 30 000 ranks
 SLICE = 1 << 20  # characters that are taken without letting others run
 
 
@@ -48,7 +49,7 @@ class Lines:
 
 class Tail:
     """take: gets each line of the log once, in order, and all of them again, after `restart` was called, when the log
-    turns out to be another. taken: characters that were taken."""
+    turns out to be another, or a line could not be taken. taken: characters that were taken."""
 
     def __init__(
         self, api: JobsApi, submission_id: str, take: Callable[[str], None], restart: Callable[[], None]
@@ -103,8 +104,12 @@ class Tail:
     def _took(self, text: str) -> None:
         self.taken += len(text)
         self._hash.update(text.encode("utf-8", "surrogatepass"))
-        for line in self._lines.feed(text):
-            self._take(line)
+        try:
+            for line in self._lines.feed(text):
+                self._take(line)
+        except (InfraError, OSError):  # of this piece, nobody knows which lines were taken
+            self.start_over()
+            raise
 
 
 class _Replay:
