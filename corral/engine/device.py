@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -66,6 +68,25 @@ def be_deterministic(device: str) -> None:
     for name, value in platform(device).deterministic.items():
         os.environ.setdefault(name, value)
     torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@contextmanager
+def deterministic_backward(device: torch.device) -> Iterator[None]:
+    """Around backward passes: what was asked of `be_deterministic`, without exceptions.
+
+    PyTorch's fused attention on cuda adds up the gradient of the queries in any order, unless an operator that has no
+    deterministic form is an error rather than a warning (aten/native/transformers/cuda/attention_backward.cu). No
+    operator of these backward passes is such a one; sampling, in its forward passes, has one.
+    """
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled() or not warns:
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def minor(version: str) -> str:

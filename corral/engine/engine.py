@@ -23,6 +23,7 @@ from corral.batch import Batch
 from corral.config.plan import EnginePlan
 from corral.engine import checkpoint, kernels
 from corral.engine.attention import CONTEXT, PackedAttention
+from corral.engine.device import deterministic_backward
 from corral.engine.distributed import device_of, parallel
 from corral.engine.export import full_tensor, full_weights, own_tensors, write_folder
 from corral.engine.log_probs import at_least_float32, log_probs_and_entropy, sum_pi_squared
@@ -176,7 +177,8 @@ class Engine:
             tokens = {name: value[row.token_at].to(self.device) for name, value in fields.items()}
             loss, stats = objective(predicted, tokens)
             # Sharded gradients are averaged over the world; the loss of the whole mini-batch is the sum over its ranks.
-            (loss * self.parallel.world).backward()  # type: ignore[no-untyped-call]
+            with deterministic_backward(self.device):
+                (loss * self.parallel.world).backward()  # type: ignore[no-untyped-call]
             for name, value in stats.items():
                 sums[name] = sums[name] + value if name in sums else value
         own = own_tensors(self.module) if record != "none" else {}

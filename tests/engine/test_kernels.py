@@ -72,12 +72,14 @@ def definition(q: Tensor, k: Tensor, v: Tensor, bounds: list[int], scale: float,
 
 @dataclass
 class StandIn:
-    """One of the two functions. calls: how often it ran; offsets: the bounds' tensors it was given, kept alive."""
+    """One of the two functions. calls: how often it ran; offsets: the bounds' tensors it was given, kept alive;
+    given: the arguments of the last call."""
 
     signature: inspect.Signature
     names: dict[str, str]
     calls: int = 0
     offsets: list[Tensor] = field(default_factory=list)
+    given: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         bound = self.signature.bind(*args, **kwargs)
@@ -100,6 +102,7 @@ class StandIn:
         causal = given["causal"] if "causal" in given else given["window"] == (-1, 0)
         scale = q.shape[-1] ** -0.5 if given["scale"] is None else given["scale"]
         self.calls += 1
+        self.given = dict(bound.arguments)
         self.offsets.append(at)
         return definition(q, k, v, bounds, scale, causal=causal)
 
@@ -287,3 +290,29 @@ def test_flash_attn_runs_when_it_is_asked_for(models: dict[str, Path], monkeypat
     Engine(plan, Rank(), horizon=1).infer(batch, [[0, 1]])
     varlen._beyond.cache_clear()
     assert stand_in.calls == 2
+
+
+def test_flash_attn_is_deterministic_where_the_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = install(monkeypatch, "flash")
+    q = torch.randn(5, 4, 8, dtype=torch.float64)
+    try:
+        for wanted in (False, True):
+            torch.use_deterministic_algorithms(wanted, warn_only=True)
+            varlen.attend_flash(q, q, q, kernels.Segments((0, 5)), 1.0)
+            assert stand_in.given["deterministic"] is wanted
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_function_that_cannot_be_told_of_grouped_heads_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 has no enable_gqa."""
+    install(monkeypatch, "torch")
+    known = [parameter for name, parameter in TORCH.parameters.items() if name != "enable_gqa"]
+    names = {name: theirs for name, theirs in torch_stand_in().names.items() if name != "gqa"}
+    older = StandIn(inspect.Signature(known), names)
+    monkeypatch.setattr(torch_varlen, "varlen_attn", older)
+    monkeypatch.setattr(varlen, "_told_of_groups", lambda: False)
+    q, k, v = (torch.randn(7, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    out = varlen.attend(q, k, v, kernels.Segments((0, 1, 7)), 0.5)
+    torch.testing.assert_close(out, definition(q, k, v, [0, 1, 7], 0.5, causal=True))
+    assert older.calls == 1

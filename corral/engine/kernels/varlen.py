@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -32,15 +33,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scaling: float) 
         return sdpa.attend(q, k, v, segments, scaling)
     from torch.nn.attention import varlen  # registers its operators, which costs a second
 
+    compute: Callable[..., object] = varlen.varlen_attn
+    if q.shape[1] != k.shape[1] and _told_of_groups():
+        compute = partial(compute, enable_gqa=True)
     offsets, longest = segments.offsets(q.device), segments.longest
-    out = varlen.varlen_attn(
+    out = compute(
         *(q, k, v, offsets, offsets, longest, longest),
         scale=scaling,
         window_size=(-1, 0),  # any number of keys before the query, none after it
-        enable_gqa=q.shape[1] != k.shape[1],
     )
     assert isinstance(out, Tensor)
     return out
+
+
+@cache
+def _told_of_groups() -> bool:
+    """Whether PyTorch's function has to be told that heads are grouped. That of torch 2.11 is not, and cannot be."""
+    operator = torch.ops.torch_attn._varlen_attn.default
+    return any(argument.name == "enable_gqa" for argument in operator._schema.arguments)
 
 
 def attend_flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scaling: float) -> Tensor:
@@ -49,7 +59,10 @@ def attend_flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scaling: f
         return sdpa.attend(q, k, v, segments, scaling)
     offsets, longest = segments.offsets(q.device), segments.longest
     out: Tensor = importlib.import_module("flash_attn").flash_attn_varlen_func(
-        *(q, k, v, offsets, offsets, longest, longest), softmax_scale=scaling, causal=True
+        *(q, k, v, offsets, offsets, longest, longest),
+        softmax_scale=scaling,
+        causal=True,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return out
 
