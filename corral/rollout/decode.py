@@ -191,7 +191,9 @@ def capture_on_cuda() -> Capture:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 run()
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
+            # Ending a capture that has failed fails too, and that error says nothing of the first one.
+            first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+            reason = str(first).strip().splitlines()[0]
             raise ConfigError(
                 f"the decode step cannot be captured as a CUDA graph: {reason}; set "
                 "actor_rollout_ref.rollout.enforce_eager=True"

@@ -144,7 +144,7 @@ class NativeEngine:
         layout = CacheLayout.of(self._module, self._compute_dtype)
         affordable = max(1, self._cache_bytes // (layout.bytes_per_token * tokens))
         slots = min(sequences, self._plan.max_num_seqs, affordable)
-        weights = [p.data_ptr() for p in self._module.parameters()]
+        weights = [x.data_ptr() for x in (*self._module.parameters(), *self._module.buffers())]
         decoder, moved = self._decoder, weights != self._weights
         self._weights = weights
         if decoder is not None and decoder.cache.fits(slots, tokens, layout.device):

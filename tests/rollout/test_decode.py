@@ -177,6 +177,19 @@ def test_weights_that_moved_are_captured_again(monkeypatch: pytest.MonkeyPatch) 
     assert before
 
 
+def test_buffers_that_moved_alone_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary frequencies are read where they were captured too."""
+    engine, _ = generate(SAMPLED, graphs=True)
+    forgotten = []
+    monkeypatch.setattr(decoder_of(engine), "forget", lambda: forgotten.append(1))
+    before = list(engine._module.buffers())  # kept, so that no new place is an old one
+    assert before
+    for buffer in before:
+        buffer.data = buffer.data.clone()
+    engine.generate(ASKED, SAMPLED, step=3)
+    assert forgotten == [1]
+
+
 def test_logits_that_are_not_finite_are_seen_in_a_static_step() -> None:
     engine, _ = generate(SAMPLED, graphs=True)
     with torch.no_grad():
@@ -201,3 +214,26 @@ def test_a_forward_that_waits_for_the_device_is_one_line_with_the_fix(monkeypatc
     monkeypatch.setattr(torch.cuda, "graph", Refusing)
     with pytest.raises(ConfigError, match=r"is capturing; set .*\.enforce_eager=True$"):
         decode.capture_on_cuda()(lambda: None)
+
+
+def test_the_reason_of_a_failed_capture_is_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch ends the capture on the way out, which fails for every capture that has failed before."""
+
+    class Ending:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *error: Any) -> None:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def run() -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", Ending)
+    with pytest.raises(ConfigError, match=r"not permitted when stream is capturing; set .*\.enforce_eager=True$"):
+        decode.capture_on_cuda()(run)
