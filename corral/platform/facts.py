@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -42,4 +43,9 @@ class Platform:
 
     def peak(self, name: str) -> float | None:
         """bfloat16 operations a second of the device that calls itself so; None when it is not known."""
-        return next((tera * 1e12 for part, tera in self.peaks.items() if part.lower() in name.lower()), None)
+        return next((tera * 1e12 for part, tera in self.peaks.items() if _names(part, name)), None)
+
+
+def _names(part: str, name: str) -> bool:
+    """Whether a device's name has that part, as the whole of a number: A40 is no part of RTX A4000."""
+    return re.search(re.escape(part) + (r"(?!\d)" if part[-1].isdigit() else ""), name, re.IGNORECASE) is not None

@@ -62,5 +62,6 @@ def test_the_peak_of_a_device_by_its_name(name, tera):
 
 def test_a_device_nobody_knows_has_no_peak():
     assert platform("cuda").peak("Tesla V100-SXM2-32GB") is None
+    assert platform("cuda").peak("NVIDIA RTX A4000") is None  # neither an A40 nor an A400
     assert platform("cpu").peak("x86_64") is None
     assert platform("npu").peak("Ascend910B2") == 354e12
