@@ -3,8 +3,9 @@
     python scripts/gpu_check.py                        # cuda; below four minutes
     python scripts/gpu_check.py --device cpu --quick   # what applies without a device; seconds
 
-In this process, without Ray and without a download: models have random weights. Prints a table and then one line of
-JSON. Exit code 0: every check holds; 1: one does not; 75: the device is not there.
+In this process, without Ray and without a download: models have random weights. Needs torch and transformers alone;
+where Corral is not installed, PYTHONPATH names its checkout. Prints a table and then one line of JSON. Exit code 0:
+every check holds; 1: one does not, with what was raised on stderr; 75: the device is not there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import platform as machine
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -34,14 +36,14 @@ from corral.algorithms.aggregate import Denominators
 from corral.batch import Batch
 from corral.config.plan import ActorUpdate, EnginePlan, MicroBatches, Model, Optimizer, RolloutPlan, Sampling
 from corral.engine import kernels
-from corral.engine.attention import ATTENTION
-from corral.engine.device import require
+from corral.engine.attention import ATTENTION, CONTEXT, PackedAttention
+from corral.engine.device import be_deterministic, require
 from corral.engine.engine import Engine
 from corral.engine.flops import Dense
 from corral.engine.kernels import Segments, sdpa
 from corral.engine.losses import ActorObjective
-from corral.engine.memory import DeviceMemory
-from corral.engine.offload import Parking
+from corral.engine.memory import DeviceMemory, local_part
+from corral.engine.offload import Parking, move_parameters
 from corral.engine.rank import Rank
 from corral.engine.shard import decoder_layers
 from corral.errors import ConfigError
@@ -155,6 +157,11 @@ def gap(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12))
 
 
+def worst(values: Iterable[float]) -> float:
+    """The largest; NaN when one is, which Python's max may pass over."""
+    return float(torch.tensor(list(values), dtype=torch.float64).max())
+
+
 def check_attention(bench: Bench) -> None:
     """Packed attention of the device, forward and backward, against SDPA on the CPU in float32."""
     bounds = (0, 1, 40, 41, 140) if bench.quick else (0, 1, 700, 701, 1900, 2048)
@@ -179,8 +186,9 @@ def check_attention(bench: Bench) -> None:
                 q, k, v = there
                 out = kernels.kernel(bench.device.type, choice)(q, k, v, Segments(bounds), 0.125)
                 found = [out, *torch.autograd.grad((out * weight.to(out)).sum(), there)]
-                worst = max(gap(a, b) for a, b in zip(found, wanted, strict=True))
-                bench.add(f"attention {choice} {str(dtype)[6:]} {heads}/{kv_heads} heads: gap to CPU", worst, limit)
+                gaps = [gap(a, b) for a, b in zip(found, wanted, strict=True)]
+                name = f"attention {choice} {str(dtype)[6:]} {heads}/{kv_heads} heads: gap to CPU"
+                bench.add(name, worst(gaps), limit)
 
 
 def check_training(bench: Bench) -> None:
@@ -206,9 +214,9 @@ def check_training(bench: Bench) -> None:
         bench.add(f"gradient norm {compute}: gap to CPU", abs(found[1] / wanted[1] - 1), limits[1])
         bench.add(f"weights and state {compute}: dtypes beside float32", float(len(found[3] - {torch.float32})), 0.0)
         if compute == "float32":  # where a gradient is near zero, Adam's first step takes its sign alone
-            cosine = min(float(torch.cosine_similarity(a.cpu().flatten(), b.flatten(), dim=0)) for a, b in
-                         zip(found[2], wanted[2], strict=True))  # fmt: skip
-            bench.add("weight update float32: 1 - cosine to CPU", 1 - cosine, 1e-2)
+            apart = [1 - float(torch.cosine_similarity(a.cpu().flatten(), b.flatten(), dim=0)) for a, b in
+                     zip(found[2], wanted[2], strict=True)]  # fmt: skip
+            bench.add("weight update float32: 1 - cosine to CPU", worst(apart), 1e-2)
 
 
 def check_offload(bench: Bench) -> None:
@@ -250,10 +258,15 @@ def check_sharded(bench: Bench) -> None:
             dist.all_reduce(x)
             bench.add(f"all-reduce of a tensor on {where.type}: gap", gap(x, torch.ones(4)), 0.0)
         mesh = init_device_mesh(bench.device.type, (1,))
-        module: Any = AutoModelForCausalLM.from_pretrained(bench.model("small", SMALL), attn_implementation=ATTENTION)
+        path = bench.model("small", SMALL)
+        alone: Any = AutoModelForCausalLM.from_pretrained(path, attn_implementation=ATTENTION).to(bench.device)
+        wanted = passes(alone, bench.device)
+        module: Any = AutoModelForCausalLM.from_pretrained(path, attn_implementation=ATTENTION)
         for layer in decoder_layers(module):
             fully_shard(layer, mesh=mesh)
         fully_shard(module, mesh=mesh)
+        gaps = [gap(a, b) for a, b in zip(passes(module, bench.device), wanted, strict=True)]
+        bench.add("sharded: logits and gradients, gap to one that is not", worst(gaps), 3e-2)
         before = [p.to_local().detach().cpu().clone() for p in module.parameters()]
         with_copy = bench.device.type == "cpu"
         parking = Parking(module, None, bench.device, CPU, parameters=True, optimizer_state=False, copy=with_copy)
@@ -261,13 +274,29 @@ def check_sharded(bench: Bench) -> None:
             p.to_local().device.type != "cpu" for p in module.parameters())), 0.0)  # fmt: skip
         with parking.loaded(optimizer=False):
             after = [p.to_local().detach().cpu() for p in module.parameters()]
-        bench.add("sharded: parked and loaded, gap", max(gap(a, b) for a, b in zip(after, before, strict=True)), 0.0)
+            gaps = [gap(a, b) for a, b in zip(passes(module, bench.device), wanted, strict=True)]
+        bench.add("sharded: parked and loaded, gap", worst(gap(a, b) for a, b in zip(after, before, strict=True)), 0.0)
+        bench.add("sharded: logits and gradients after it, gap", worst(gaps), 3e-2)
     finally:
         dist.destroy_process_group()
 
 
+def passes(module: Any, device: torch.device) -> list[Tensor]:
+    """Logits of a packed row, and the gradients of a loss on them."""
+    ids = torch.arange(96, device=device)[None]
+    positions = torch.cat([torch.arange(n, device=device) for n in (1, 60, 35)])[None]
+    context = {CONTEXT: PackedAttention((0, 1, 61, 96))}
+    logits: Tensor = module(input_ids=ids, position_ids=positions, use_cache=False, **context).logits
+    torch.log_softmax(logits.float(), dim=-1)[0, :-1].gather(1, ids[0, 1:, None]).mean().backward()
+    gradients = [local_part(p.grad).clone() for p in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    return [logits.detach(), *gradients]
+
+
 def check_decode(bench: Bench) -> None:
-    """Generation with steps of any size, of few sizes, and of few sizes captured as graphs."""
+    """Generation with steps of any size, of few sizes, and of few sizes captured as graphs, which have to follow what
+    changes between two calls: the weights, where they are, how tokens are drawn. (Without cuda nothing is captured.)
+    """
     sequences, length = (8, 24) if bench.quick else (64, 256)
     path = bench.large
     engine = Engine(engine_plan(path, "bfloat16", optim=None, train=None), bench.rank, horizon=1)
@@ -275,10 +304,9 @@ def check_decode(bench: Bench) -> None:
     plan = RolloutPlan(
         "native", "native", 1, 1, 64, length, sequences, True, 7, _SAMPLING, _SAMPLING, 1.0
     )  # fmt: skip
-    graphed = bench.device.type == "cuda"
-    done = {}
-    for name in ("eager", "static", *(("graphs",) if graphed else ())):
-        rollout = NativeEngine(
+    done, rollouts = {}, {}
+    for name in ("eager", "static", "graphs"):
+        rollout = rollouts[name] = NativeEngine(
             engine.module, eos_token_ids=(), plan=replace(plan, graphs=name != "eager"), max_length=1024,
             compute_dtype=torch.bfloat16, capture=name == "graphs",
         )  # fmt: skip
@@ -288,12 +316,33 @@ def check_decode(bench: Bench) -> None:
             bench.sync()
             seconds = time.perf_counter() - start
         bench.add(f"decode {name}: tokens/s, {sequences} sequences", sequences * length / seconds)
-        rollout.sleep()
     alike = sum(a.token_ids == b.token_ids for a, b in zip(done["eager"], done["static"], strict=True))
     bench.add("decode static: samples equal to eager, of all (rounding may change some)", alike / sequences)
-    if graphed:
-        differ = sum(a != b for a, b in zip(done["graphs"], done["static"], strict=True))
-        bench.add("decode graphs: samples that differ from static", float(differ), 0.0)
+    differ = sum(a != b for a, b in zip(done["graphs"], done["static"], strict=True))
+    bench.add("decode graphs: samples that differ from static", float(differ), 0.0)
+
+    def shrink() -> None:
+        with torch.no_grad():
+            for p in engine.module.parameters():
+                p.mul_(0.75)
+
+    def move() -> None:
+        move_parameters(engine.module, bench.device, copy=True)
+
+    other = Sampling(0.7, 40, 0.9, True, 1)
+    for what, change, sampling in (
+        ("of another sampling", None, other), ("after weights changed", shrink, other),
+        ("after they moved", move, other), ("with fewer sequences", None, _SAMPLING),
+    ):  # fmt: skip
+        if change is not None:
+            change()
+        asked = requests[: sequences // 3] if what == "with fewer sequences" else requests
+        for _ in range(2):  # of what is new, the second one is captured
+            static, graphs = (rollouts[name].generate(asked, sampling, step=2) for name in ("static", "graphs"))
+        differ = sum(a != b for a, b in zip(graphs, static, strict=True))
+        bench.add(f"decode graphs {what}: samples that differ", float(differ), 0.0)
+    for rollout in rollouts.values():
+        rollout.sleep()
 
 
 def check_speed(bench: Bench) -> None:
@@ -323,8 +372,31 @@ def check_speed(bench: Bench) -> None:
         bench.add("most memory allocated so far, GiB", memory.peak_allocated / 2**30)
 
 
+def check_determinism(bench: Bench) -> None:
+    """Two updates from the same start with full determinism end in the same bits. The last check: it changes variables
+    of the whole process."""
+    lengths = [(5, 20), (30, 60)] if bench.quick else [(100, 1500), (1, 33), (300, 700)]
+    batch = make_batch(lengths, SMALL["vocab_size"])
+    micro = [[i] for i in range(len(lengths))]
+    be_deterministic(bench.device.type)
+    try:
+        for compute in ("bfloat16", "float32"):
+            ends = []
+            for _ in range(2):
+                plan = engine_plan(bench.model("small", SMALL), compute)
+                engine = Engine(
+                    replace(plan, model=replace(plan.model, gradient_checkpointing=True)), bench.rank, horizon=1
+                )
+                engine.train_step(batch, micro, objective(batch))
+                ends.append([p.detach().cpu() for p in engine.module.parameters()])
+            differ = sum(not torch.equal(a, b) for a, b in zip(*ends, strict=True))
+            bench.add(f"determinism {compute}: weights that differ between two updates", float(differ), 0.0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 CHECKS: tuple[Callable[[Bench], None], ...] = (
-    check_attention, check_training, check_sharded, check_offload, check_decode, check_speed,
+    check_attention, check_training, check_sharded, check_offload, check_decode, check_speed, check_determinism,
 )  # fmt: skip
 
 
@@ -341,7 +413,9 @@ def reported(bench: Bench, check: Callable[[Bench], None]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        bench.rows.append(Row(f"{check.__name__}: {type(error).__name__}", str(error).splitlines()[0][:200], 0.0))
+        traceback.print_exc()
+        reason = str(error).strip().splitlines() or ["no message"]
+        bench.rows.append(Row(f"{check.__name__}: {type(error).__name__}", reason[0][:200], 0.0))
     bench.add(f"{check.__name__}: seconds", time.perf_counter() - start)
     gc.collect()
 

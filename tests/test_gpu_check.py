@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -49,7 +50,18 @@ def test_what_does_not_hold_fails_the_whole(
     def above(bench: object) -> None:
         bench.add("gap", 0.2, 0.1)  # type: ignore[attr-defined]
 
-    for check, line in ((raising, "raising: RuntimeError"), (above, "gap")):
+    def silent(bench: object) -> None:
+        raise AssertionError
+
+    def lost(bench: object) -> None:
+        bench.add("gap", gpu_check.worst([0.1, math.nan, 0.0]), 1.0)  # type: ignore[attr-defined]
+
+    for check, line in (
+        (raising, "raising: RuntimeError"),
+        (above, "gap"),
+        (silent, "silent: AssertionError"),
+        (lost, "gap"),
+    ):
         monkeypatch.setattr(gpu_check, "CHECKS", (check,))
         assert gpu_check.main(["--device", "cpu", "--quick"]) == 1
         found = [row for row in capsys.readouterr().out.splitlines() if row.startswith(line)]
