@@ -111,6 +111,8 @@ class Away:
                     self._out.flush(1.0)
                     return False
             backoff.wait()
+        self._out.put(f"corral: the records could not be sent; they stay in {self._attempt.run}")
+        self._out.flush(1.0)
         return False
 
 

@@ -97,7 +97,12 @@ class Link:
         if streamed:
             headers |= {"Transfer-Encoding": "chunked", "Content-Type": "application/gzip"}
         path = f"{self._prefix}/api/v1/agent/{spec.job_id}/{what}"
-        connection.request(method, path, body, headers, encode_chunked=streamed)
+        try:
+            connection.request(method, path, body, headers, encode_chunked=streamed)
+        except (BrokenPipeError, ConnectionResetError):
+            if not streamed:
+                raise
+            # A service that takes no more of it has said why before it hung up.
         return connection.getresponse()
 
     def _broken(self, error: OSError | http.client.HTTPException) -> Unanswered:

@@ -68,20 +68,22 @@ def test_a_disk_that_refuses_in_the_middle_of_the_output_costs_none_of_it(tmp_pa
 def test_a_disk_that_refuses_a_piece_that_had_waited(tmp_path):
     """What lay before it was stored another way meanwhile."""
     folder = folder_of(tmp_path)
+    path = folder / "run/logs/node-0/rank-0.log"
     late = data_frames("node-0/rank-0", 1000, GROWING[1000:2000])
 
     async def life() -> None:
         async with Dashboard(jobs={NAME: over("".join(f"{line}\n" for line in late))}) as dashboard:
             harvest, api = Harvest(tmp_path), JobsApi(dashboard.address)
             await harvest.fetch(api, NAME, {})
-            (folder / "run").write_text("in the way")
+            path.parent.mkdir(parents=True)
+            path.symlink_to("nowhere")
             with pytest.raises(InfraError, match="cannot be kept"):
                 await harvest.fetch(api, NAME, {"node-0/rank-0": 1000})
-            (folder / "run").unlink()
+            path.unlink()
             await harvest.fetch(api, NAME, {"node-0/rank-0": 1000})
 
     asyncio.run(life())
-    assert (folder / "run/logs/node-0/rank-0.log").read_bytes()[1000:] == GROWING[1000:2000]
+    assert path.read_bytes()[1000:] == GROWING[1000:2000]
 
 
 def test_an_end_that_cannot_be_kept_is_not_taken_for_none(tmp_path):
@@ -145,6 +147,26 @@ def test_an_end_of_thousands_of_ranks_is_read(tmp_path):
             assert await harvest.fetch(api, NAME, {}) == beat
 
     asyncio.run(life())
+
+
+def test_thousands_of_ranks_do_not_stop_the_service_while_their_output_is_read(tmp_path, monkeypatch):
+    """Whether all is here is not looked for after each line."""
+    looks = []
+    covers = harvesting.RawFiles.covers
+    monkeypatch.setattr(harvesting.RawFiles, "covers", lambda *of: looks.append(of) or covers(*of))
+    folder = folder_of(tmp_path)
+    sources = {f"node-0/rank-{number}": b"a line\n" for number in range(300)}
+    job = over(f"{frame(end(sources))}\n{text(sources)}")
+
+    async def life() -> None:
+        async with Dashboard(jobs={NAME: job}, piece=150) as dashboard:
+            harvest, api = Harvest(tmp_path), JobsApi(dashboard.address)
+            await harvest.fetch(api, NAME, {})
+            assert harvest.all_here(NAME)
+
+    asyncio.run(life())
+    assert len(list((folder / "run/logs/node-0").iterdir())) == 300
+    assert len(looks) < len(job.log) / 150 / 4
 
 
 def test_a_log_that_comes_slowly_is_not_given_up(tmp_path, monkeypatch):

@@ -14,6 +14,8 @@ import httpx
 import pytest
 
 from corral import __version__
+from corral.job.agent.attempt import Attempt
+from corral.job.agent.link import Link
 from corral.job.agent.records import pack
 from corral.job.backends import folder as files
 from corral.job.core.redact import Redactor
@@ -254,6 +256,22 @@ def test_too_many_bytes_and_a_backend_that_writes_itself(tmp_path: Path) -> None
         assert put(service, job_id, bytes(2000)).status_code == 413
         assert put(service, job_id, tar(("a", b"x")), attempt=2).status_code == 410
         assert list(folder_of(service, job_id).iterdir()) == []
+
+
+def test_an_agent_is_told_that_its_records_are_too_large(tmp_path: Path) -> None:
+    """Also when the service hangs up long before all of them were sent."""
+    folder = tmp_path / "attempt"
+    (folder / "run").mkdir(parents=True)
+    (folder / "run/large.gz").write_bytes(bytes(40 << 20))
+    with running(tmp_path / "data", limits=Limits(records=1000)) as service:
+        job_id = service.submit()
+        provision(service, job_id)
+        spec = files.read_spec(folder_of(service, job_id))
+        assert spec is not None
+        spec = spec.model_copy(update={"token": agent_token(service.service.agent_key, job_id)})
+        service.runner.backend.remote = True
+        link = Link(Attempt(folder, spec))
+        assert [link.upload("records?attempt=1", pack(folder, None)) for _ in range(3)] == [413] * 3
 
 
 def test_whoever_reads_meanwhile_sees_whole_files(service: Running) -> None:

@@ -27,6 +27,7 @@ FETCH_BOUND = 20.0  # seconds that one fetch may take; what is not there by then
 SETTLE_BOUND = 3.0  # seconds that one look waits for the log of a job that is over
 GIVE_UP = 60.0  # seconds without a new character of the log of a job that is over
 FOLLOW = 60.0  # seconds that a log is followed after it was last asked for
+CHECK = 0.2  # seconds between looks whether all of the output is here
 PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds between readings
 NONCE = "# "  # a comment at the end of the entrypoint, which tells this start of it from all others
 WORDS = 20  # last lines of output that are kept for messages
@@ -127,7 +128,7 @@ class _Log:
         self._finishing = False
         self._finished = False  # its job is over, and it was read to its end
         self._lost = False  # the same, but it could not be read
-        self._moved_at = 0.0
+        self._moved_at = self._checked_at = 0.0
         self._asked_at = 0.0
         self._trouble: BaseException | None = None
         self._limit: asyncio.Timeout | None = None  # of the socket that is open
@@ -267,7 +268,11 @@ class _Log:
         return time.monotonic() - self._asked_at > FOLLOW
 
     def _has_all(self) -> bool:
-        self._moved_at = time.monotonic()
+        """A look at all sources, of which there may be thousands, is for now and then."""
+        self._moved_at = now = time.monotonic()
+        if now - self._checked_at < CHECK:
+            return False
+        self._checked_at = now
         return self._complete()
 
     def _complete(self) -> bool:
