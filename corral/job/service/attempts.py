@@ -13,6 +13,7 @@ from corral.errors import ConfigError, InfraError
 from corral.job.backends import folder as files
 from corral.job.backends.base import Backend, Presence
 from corral.job.core.admission import resources_of
+from corral.job.core.classify import one_line
 from corral.job.core.clock import Clock
 from corral.job.core.machine import HOLDS_DEVICES
 from corral.job.core.record import JobRecord
@@ -112,16 +113,25 @@ class Attempts:
             seen.end = await self._end(job)
         if not seen.provisioned and (job.state is JobState.PROVISIONING or seen.work is not None):
             self._give_up(job, seen)
+            await self._tell(job, seen, seen.trouble or "")
             return  # what is not there is on its way
         try:
             async with asyncio.timeout(OBSERVE_BOUND):
                 observation = await self._backend.observe(job.submission_id)
         except (InfraError, TimeoutError) as error:
             log.warning("the backend does not answer: %s", error, extra={"job": job.job_id})
+            await self._tell(job, seen, str(error))
             return
         seen.observe(observation, self._clock.now())
+        await self._tell(job, seen, observation.message if observation.presence is Presence.STARTING else "")
         if seen.agent_gone and seen.end is None:
             seen.end = await self._end(job)  # it may have been written between the two looks
+
+    async def _tell(self, job: JobRecord, seen: Seen, waits_for: str) -> None:
+        """Nodes may be long in coming: whoever watches the job learns what is missing before the deadline quotes it."""
+        if job.state is JobState.PROVISIONING and seen.news(waits_for, job.state_since, self._clock.now()):
+            fields = {"phase": job.state.value, "message": one_line(waits_for, 300)}
+            await self._journal.write(self._journal.store.append, job.job_id, "phase", fields, job.attempt)
 
     async def logs_complete(self, job: JobRecord, seen: Seen) -> bool:
         if seen.drained:

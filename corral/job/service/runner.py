@@ -203,7 +203,7 @@ class Runner:
         devices = self._settings.profile.devices_per_node
         for job in admit(self._jobs.values(), self.backend.capacity, quota, devices):
             asked = resources_of(job.request, devices)
-            message = f"{asked.nodes} nodes x {asked.accelerators_per_node} devices are started"
+            message = f"admitted with {asked.nodes} x {asked.accelerators_per_node} devices"
             try:
                 await self._move(job, Decision(JobState.PROVISIONING, message))
             except Stale:

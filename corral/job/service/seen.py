@@ -11,6 +11,7 @@ from corral.job.protocol.agent import EndRecord, Heartbeat
 from corral.job.protocol.states import JobState
 
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds between tries of what failed
+TELL_AFTER = 5.0  # seconds of waiting for nodes until it is said why, and between two such lines
 
 
 @dataclass
@@ -21,7 +22,8 @@ class Seen:
     will. trouble: what its latest failure said, None after a success. not_before: no try before that time.
     stopped: the command was told to end. drained: what the agent did not ship was stored by the service.
     absent: everything of it is gone, and all that it wrote is stored. work: what is being done for it, worked_for: in
-    which state of the job. listened_at: when the cluster was last asked for what its agent says there.
+    which state of the job. listened_at: when the cluster was last asked for what its agent says there. told, told_at:
+    what its user was last told that it waits for, and when.
     """
 
     attempt: int
@@ -36,6 +38,8 @@ class Seen:
     work: asyncio.Task[None] | None = None
     worked_for: JobState | None = None
     listened_at: float = 0.0
+    told: str = ""
+    told_at: float = 0.0
     observation: Observation | None = None
     ended_seen_at: float | None = None
     end: EndRecord | None = None
@@ -77,6 +81,13 @@ class Seen:
 
     def succeeded(self) -> None:
         self.trouble, self.not_before, self._delay = None, 0.0, FIRST_DELAY
+
+    def news(self, waits_for: str, waiting_since: float, now: float) -> bool:
+        """Whether to tell its user what it waits for; not what was said already, nor what passes in a moment."""
+        if not waits_for or waits_for == self.told or now - max(waiting_since, self.told_at) < TELL_AFTER:
+            return False
+        self.told, self.told_at = waits_for, now
+        return True
 
     def facts(self, started: float, logs_complete: bool) -> Facts:
         """started: when the service process began to look at jobs."""

@@ -43,6 +43,7 @@ class Part:
     spec: AgentSpec
     presence: Presence = Presence.ACTIVE
     end: EndRecord | None = None
+    message: str = ""
 
 
 @dataclass
@@ -83,7 +84,7 @@ class ScriptedBackend:
         if self.deaf:
             raise InfraError("connection refused")
         part = self.parts.get(submission_id)
-        return Observation(part.presence if part else Presence.ABSENT)
+        return Observation(part.presence, part.message) if part else Observation(Presence.ABSENT)
 
     async def stop(self, submission_id: str, grace: float) -> None:
         self.calls.append(("stop", submission_id))
@@ -170,7 +171,7 @@ class World:
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         """All that is stored of a job, in order."""
-        types = frozenset({"log", "status", "warning", "final"})
+        types = frozenset({"log", "status", "phase", "warning", "final"})
         found: list[dict[str, Any]] = []
         cursor, more = 0, True
         while more:

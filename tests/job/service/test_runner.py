@@ -75,6 +75,37 @@ def test_what_can_never_start_is_a_failure_of_the_configuration(tmp_path: Path) 
     run(test())
 
 
+def test_who_waits_for_nodes_is_told_what_is_missing(tmp_path: Path) -> None:
+    def starts(part: Part) -> None:
+        part.presence, part.message = Presence.STARTING, "1 of 2 nodes with 4 NPU"
+
+    async def test() -> None:
+        backend = ScriptedBackend(trouble=InfraError("no answer from the\ncluster"), on_start=starts)
+        async with world(tmp_path, backend) as it:
+            job_id = await it.submit()
+
+            def told() -> list[tuple[str, str]]:
+                return [(each["phase"], each["message"]) for each in it.events(job_id) if each["type"] == "phase"]
+
+            await it.reaches(job_id, JobState.PROVISIONING)
+            await until(lambda: len(backend.calls) >= 1)
+            assert told() == []  # it may pass in a moment
+            it.hand.time += 5.0
+            await until(lambda: len(told()) == 1)
+            backend.trouble = None
+            it.hand.time += 5.0
+            await until(lambda: len(told()) == 2)
+            backend.parts[A1].message = "0 of 2 nodes with 4 NPU"
+            it.hand.time += 4.0
+            await it.runs(job_id)
+            assert told() == [
+                ("PROVISIONING", "no answer from the cluster"),
+                ("PROVISIONING", "1 of 2 nodes with 4 NPU"),
+            ]
+
+    run(test())
+
+
 def test_secrets_reach_the_agent_alone(tmp_path: Path) -> None:
     async def test() -> None:
         (tmp_path / "secrets").mkdir()
