@@ -146,7 +146,7 @@ class KubeRayBackend:
                 raise
             await asyncio.to_thread(write_note, folder, Note(Stage.SUBMITTED))
             way = self._way(name)
-            devices = manifests.asked_of(name, resources, placement, self._settings).ray
+            devices = manifests.asked_of(name, resources, placement, self._settings, self._cluster.owner).ray
             way.wanted = Wanted(self._submission(spec, placement), resources, placement, devices)
             way.start()
 
@@ -175,9 +175,11 @@ class KubeRayBackend:
         return self._ways[name]
 
     def _submission(self, spec: AgentSpec, placement: Placement) -> Submission:
-        """All that tells jobs apart lies in the Secret, which the head reads: the Ray job says nothing of it."""
+        """All that tells jobs apart lies in the Secret, which the head reads: the Ray job says nothing of it. Ray's own
+        variables are those of the head's container, as they are where the operator submits."""
         by_cluster = self._by_cluster(placement)
-        return submission_of(spec, self._settings, placement, secret_env=by_cluster, agent_env=False)
+        made = submission_of(spec, self._settings, placement, secret_env=by_cluster, agent_env=False)
+        return replace(made, env={})
 
     def _by_cluster(self, placement: Placement) -> set[str]:
         """Secrets that the cluster itself gives to the agent."""

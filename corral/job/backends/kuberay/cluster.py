@@ -7,9 +7,9 @@ from corral.job.backends.folder import split
 from corral.job.backends.kuberay.client import EVENTS, PODS, RAYCLUSTERS, RAYJOBS, SECRETS, KubeClient, Object
 from corral.job.backends.kuberay.errors import AlreadyExists, KubeError, NotFound
 from corral.job.backends.kuberay.informer import Informer, Pace
-from corral.job.backends.kuberay.manifest import MANAGED_BY, SERVICE
+from corral.job.backends.kuberay.manifest import MANAGED_BY
 from corral.job.backends.kuberay.pod_states import labels_of, name_of, of_cluster, uid_of
-from corral.job.backends.kuberay.pods import SUBMISSION
+from corral.job.backends.kuberay.pods import SERVICE, SUBMISSION
 
 TOO_OLD = 120.0  # seconds without a word from the server after which a view of ours is not believed
 
@@ -21,7 +21,7 @@ class Cluster:
         self.client, self.owner = client, owner
         self.selector = f"{SERVICE}={owner}"
         self.rayjobs = Informer(client, RAYJOBS, selector=self.selector, pace=pace)
-        self.pods = Informer(client, PODS, selector=SUBMISSION, pace=pace)  # they have no service's label
+        self.pods = Informer(client, PODS, selector=self.selector, pace=pace)
 
     async def close(self) -> None:
         await self.rayjobs.close()

@@ -20,7 +20,6 @@ from corral.job.protocol.submit import Resources
 from corral.job.service.settings import Settings
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
-SERVICE = "corral.dev/service"
 START_MARGIN = 60  # seconds: the service's own deadline comes first, and says more
 END_MARGIN = 600  # seconds for what comes after the command: its output, its records, the end of its nodes
 PROCESSES = 32  # of Ray on a node, besides one a CPU
@@ -37,14 +36,14 @@ def manifest(
 
     owner: of the label corral.dev/service. Raises ConfigError for what cannot be asked for: what, the numbers, the fix.
     """
-    asked = asked_of(submission_id, resources, placement, settings)
+    asked = asked_of(submission_id, resources, placement, settings, owner)
     cluster = Cluster(
         ray_version=asked.profile.ray_version,
         auth_options=_auth(asked),
         head_group_spec=_head(asked),
         worker_group_specs=_workers(asked),
     )
-    job = RayJob(metadata=_metadata(asked, owner), spec=_spec(asked, cluster))
+    job = RayJob(metadata=_metadata(asked), spec=_spec(asked, cluster))
     found = job.written()
     if problems := broken(found):
         raise ConfigError(f"the RayJob would be refused: {'; '.join(problems)}")
@@ -67,7 +66,9 @@ def to_yaml(found: dict[str, Any]) -> str:
     return note + text
 
 
-def asked_of(submission_id: str, resources: Resources, placement: Placement, settings: Settings) -> pods.Asked:
+def asked_of(
+    submission_id: str, resources: Resources, placement: Placement, settings: Settings, owner: str
+) -> pods.Asked:
     """All that decides what the pods are like. Raises ConfigError."""
     profile = profile_of(placement.profile, resources.kind, settings)
     image = placement.image or profile.image or settings.kubernetes.image
@@ -86,7 +87,7 @@ def asked_of(submission_id: str, resources: Resources, placement: Placement, set
         shm=resources.shm or profile.shm,
     )
     _check(node, profile, devices)
-    asked = pods.Asked(submission_id, profile, image, resources.nodes, devices, node, placement, settings)
+    asked = pods.Asked(submission_id, profile, image, resources.nodes, devices, node, placement, settings, owner)
     if (most := pods.worker_ports(asked)) is not None and most < amount(node.cpu) + PROCESSES:
         raise ConfigError(
             f"ports.block {profile.ports.block} of profile {profile.name} leaves a node {most} ports for processes of "
@@ -104,10 +105,10 @@ def _check(node: pods.Size, profile: NodeProfile, devices: int) -> None:
         raise ConfigError(f"{devices} devices are {devices} CPUs in profile {profile.name}, and cpu is {node.cpu}")
 
 
-def _metadata(asked: pods.Asked, owner: str) -> Metadata:
+def _metadata(asked: pods.Asked) -> Metadata:
     kubernetes, about = asked.settings.kubernetes, asked.placement.about
     said = {f"corral.dev/{key}": text for key in sorted(about) if (text := label(about[key]))}
-    labels = _labels(asked.submission_id, owner)
+    labels = _labels(asked)
     labels = labels | said | labels | _queue(asked)
     if (priority_class := asked.profile.priority_class) is not None:
         labels["ray.io/priority-class-name"] = priority_class
@@ -117,8 +118,8 @@ def _metadata(asked: pods.Asked, owner: str) -> Metadata:
     return Metadata(name=asked.submission_id, namespace=kubernetes.namespace, labels=labels, annotations=notes)
 
 
-def _labels(submission_id: str, owner: str) -> dict[str, str]:
-    return {MANAGED_BY: "corral", SERVICE: owner, pods.SUBMISSION: submission_id}
+def _labels(asked: pods.Asked) -> dict[str, str]:
+    return {MANAGED_BY: "corral", pods.SERVICE: asked.owner, pods.SUBMISSION: asked.submission_id}
 
 
 def label(text: str) -> str:

@@ -9,12 +9,12 @@ from corral.errors import ConfigError
 from corral.job.backends.base import Placement
 from corral.job.backends.kuberay import model as k8s
 from corral.job.backends.profile import Mount, NodeProfile
+from corral.job.backends.ray_jobs.attempt import STOP_SECONDS
 from corral.job.protocol.agent import BOARDING, TOKEN
 from corral.job.service.settings import Nodes, Settings
 
 RAY_TOKEN_KEY = "auth_token"  # in the submission's Secret, where the Ray clusters ask for a token
-SUBMISSION, PART = "corral.dev/submission", "corral.dev/part"
-STOP_SECONDS = 120  # Ray's default of 3 is too short for a command that saves its state when it is told to end
+SERVICE, SUBMISSION, PART = "corral.dev/service", "corral.dev/submission", "corral.dev/part"
 SHM, AGENT = "shm", "agent"
 _ENV = {
     "RAY_DEDUP_LOGS": "0",  # every line of every rank is kept
@@ -46,7 +46,8 @@ class Size:
 
 @dataclass(frozen=True)
 class Asked:
-    """A submission with everything filled in. nodes: with `devices` devices each; a separate head is one more."""
+    """A submission with everything filled in. nodes: with `devices` devices each; a separate head is one more. owner:
+    of all that is made for it."""
 
     submission_id: str
     profile: NodeProfile
@@ -56,6 +57,7 @@ class Asked:
     node: Size
     placement: Placement
     settings: Settings
+    owner: str
 
     @property
     def ray(self) -> str:
@@ -89,7 +91,7 @@ def submitter(asked: Asked) -> k8s.PodTemplate:
         security_context=_container_security(),
     )
     return k8s.PodTemplate(
-        metadata=k8s.Metadata(labels={SUBMISSION: asked.submission_id, PART: "submitter"}),
+        metadata=k8s.Metadata(labels=_owned(asked) | {PART: "submitter"}),
         spec=k8s.PodSpec(
             containers=[container],
             security_context=_pod_security(asked.profile),
@@ -169,10 +171,15 @@ def _template(asked: Asked, name: str, size: Size, devices: int, env: list[k8s.E
         host_network=True if profile.host_network else None,
         dns_policy="ClusterFirstWithHostNet" if profile.host_network else None,
     )
-    labels = {**profile.pod_labels, SUBMISSION: asked.submission_id, PART: part}
+    labels = {**profile.pod_labels, **_owned(asked), PART: part}
     return k8s.PodTemplate(
         metadata=k8s.Metadata(labels=labels, annotations=dict(profile.pod_annotations) or None), spec=spec
     )
+
+
+def _owned(asked: Asked) -> dict[str, str]:
+    """By which its pods are found, and told from those of another service."""
+    return {SERVICE: asked.owner, SUBMISSION: asked.submission_id}
 
 
 def _env(asked: Asked) -> list[k8s.EnvVar]:

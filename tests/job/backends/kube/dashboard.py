@@ -120,7 +120,7 @@ class FakeDashboard:
         if job.process is None:
             job.status, job.stopped = "STOPPED", True
         elif job.process.poll() is None and not job.stopped:
-            variables = (job.submission.get("runtime_env") or {}).get("env_vars") or {}
+            variables = self.env | ((job.submission.get("runtime_env") or {}).get("env_vars") or {})
             wait = min(STOP_BOUND, float(variables.get("RAY_JOB_STOP_WAIT_TIME_S", 3)))
             threading.Thread(target=_end, args=(job, wait), daemon=True).start()
 

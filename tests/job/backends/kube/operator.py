@@ -127,8 +127,8 @@ class OperatorSimulator:
             self._woken.clear()
 
     def _changed(self, what: str, thing: Object) -> None:
-        if what == "ADDED" and thing.get("kind") == "RayCluster":
-            self.clusters.setdefault(thing["metadata"]["labels"][NAME], []).append(thing["metadata"]["name"])
+        if what == "ADDED" and thing.get("kind") == "RayCluster" and (name := thing["metadata"]["labels"].get(NAME)):
+            self.clusters.setdefault(name, []).append(thing["metadata"]["name"])
         self._woken.set()
 
     def _reconcile(self, rayjob: Object) -> None:
