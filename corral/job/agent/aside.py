@@ -29,7 +29,9 @@ HEART = 5.0
 ECHO = 16 << 20  # bytes of readable output
 LOOK = 0.25  # seconds between looks at the files
 END_BOUND = 1.0  # seconds for the end record to be written
-LAST_BOUND = 20.0  # seconds for all frames to be written, once the agent has nothing else to do
+LAST_BOUND = (
+    20.0  # seconds without a byte written after which the rest is let go, once the agent has nothing else to do
+)
 READABLE_BOUND = 2.0  # the same of what is no frame
 _READ = 1 << 16
 
@@ -71,12 +73,15 @@ class Aside(threading.Thread):
         self._out.flush_urgent(END_BOUND)
 
     def finish(self, complete: bool) -> None:
-        """complete: the service has everything. Returns when all has been said, in bounded time."""
+        """complete: the service has everything. Returns when all has been said, or nobody takes it."""
         self._must = not complete
         self._over = True
         self._awake.set()
-        self.join(LAST_BOUND)
-        self._out.flush_urgent(LAST_BOUND)
+        said = -1
+        while self._out.written != said and (self.is_alive() or not self._out.flush_urgent(0.0)):
+            said = self._out.written
+            self.join(LAST_BOUND)
+            self._out.flush_urgent(LAST_BOUND)
         self._out.flush(READABLE_BOUND)
 
     def run(self) -> None:

@@ -22,6 +22,7 @@ class Stdout(threading.Thread):
         self._waiting = [0, 0]  # bytes
         self._changed = threading.Condition()
         self._writing = False
+        self.written = 0  # bytes so far
         self.closed = False
 
     def put(self, line: str, urgent: bool = False) -> None:
@@ -71,7 +72,9 @@ class Stdout(threading.Thread):
     def _write(self, data: bytes) -> bool:
         while data:
             try:
-                data = data[os.write(self._descriptor, data) :]
+                count = os.write(self._descriptor, data)
+                self.written += count
+                data = data[count:]
             except BlockingIOError:  # somebody made it so
                 time.sleep(0.05)
             except OSError as error:

@@ -234,6 +234,36 @@ def test_readable_output_has_a_limit(make: MakeSpec, service: RecordingService, 
 # Standard output ----------------------------------------------------------------------------------------------------
 
 
+def test_a_reader_that_is_slow_gets_all_of_it(make: MakeSpec, hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is more than can be said in the time after which a reader that stands still is left alone."""
+    monkeypatch.setattr(aside, "LAST_BOUND", 0.5)
+    attempt = Attempt.load(make("true"))
+    whole = os.urandom(1 << 21).hex().encode() + b"\n"
+    read, write = os.pipe()
+    attempt.driver_log.write_bytes(b"\n".join(whole[at : at + 99] for at in range(0, len(whole), 100)))
+    out, reach, heard = Stdout(write), Reach(), [b""]
+    beat = Heartbeat(attempt=1, phase="collecting")
+    said = Aside(attempt, REDACTOR, reach, dict, lambda: beat, out)
+
+    def listen() -> None:
+        while data := os.read(read, 1 << 16):
+            heard.append(data)
+            time.sleep(0.02)
+
+    reading = threading.Thread(target=listen, daemon=True)
+    for thread in (reading, out, said):
+        thread.start()
+    record = EndRecord(job_id="rj-0123456789ab", attempt=1, exit_code=0, started=1.0, ended=2.0).sealed()
+    said.end(record, hurry=False)
+    said.finish(complete=False)
+    os.close(write)
+    reading.join(20)
+    os.close(read)
+    lines = b"".join(heard).decode().split("\n")
+    assert framed(lines, 0, "driver") == attempt.driver_log.read_bytes()
+    assert parse([line for line in lines if line][-1]) == record
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_disk_holds_up_what_is_said_and_loses_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdout, "FULL", 0.01)
