@@ -188,7 +188,7 @@ def _add_stay(parser: argparse._ActionsContainer) -> None:
         metavar="T,...",
         help="kinds of events to show (default: all)",
     )
-    parser.add_argument("--compat", action="store_true", help="exit 0 or 1 only, as the first helper did")
+    parser.add_argument("--compat", action="store_true", help="exit 0 or 1 only, as older clients do")
     parser.add_argument("--result", type=Path, metavar="FILE", help="write the verdict to FILE as JSON")
     parser.add_argument(
         "--reconnect-timeout",

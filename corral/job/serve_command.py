@@ -14,8 +14,8 @@ def add_serve_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     parser = subparsers.add_parser(
         "serve",
         help="run the job service",
-        description="Run the service that takes jobs, runs them on this machine and tells what became of them. Without "
-        "options: on loopback, with SQLite and the local backend. SIGINT or SIGTERM ends it with exit code 0; its jobs "
+        description="Run the service that takes jobs, runs them and tells what became of them. Without options: on "
+        "loopback, with SQLite, and jobs run on this machine. SIGINT or SIGTERM ends it with exit code 0; its jobs "
         "go on, and the next start adopts them.",
     )
     where = parser.add_argument_group("where")

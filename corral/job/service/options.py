@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from corral.errors import ConfigError
 from corral.job.backends.profile import asked_profile, load, profile_names
-from corral.job.service.errors import validation_line
+from corral.job.service.errors import one_line, validation_line
 from corral.job.service.settings import Settings
 
 _PLAIN = ("host", "port", "public_url", "database_url", "devices", "max_nodes", "max_devices_per_node", "backend")
@@ -49,12 +50,27 @@ def settings_of(args: argparse.Namespace) -> Settings:
     try:
         settings = TypeAdapter(Settings).validate_python(content)
     except ValidationError as error:
-        raise ConfigError(f"settings of the service: {validation_line(error)}") from error
+        raise ConfigError(f"{args.config or 'settings of the service'}: {_misfit(error)}") from error
     settings = _absolute(settings)
     for name in profile_names(settings.nodes.profiles_dir):
         load(name, settings.nodes.profiles_dir)  # before the first job that names it
     asked_profile(None, "auto", settings)
     return settings
+
+
+def _misfit(error: ValidationError) -> str:
+    """A key that is not there is told with those that are."""
+    first = error.errors()[0]
+    if first["type"] != "unexpected_keyword_argument":
+        return validation_line(error)
+    *sections, key = (str(part) for part in first["loc"])
+    where: Any = Settings
+    for section in sections:
+        where = get_type_hints(where)[section]
+    known = [field.name for field in fields(where)]
+    near = difflib.get_close_matches(key, known, 1)
+    said = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return one_line(f"{'.'.join((*sections, key))} is no setting; {said}")
 
 
 def read_config(path: Path) -> dict[str, Any]:

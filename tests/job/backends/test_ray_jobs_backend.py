@@ -121,6 +121,18 @@ def test_a_job_waits_for_its_nodes_and_says_what_is_missing(tmp_path):
     run(tmp_path, life)
 
 
+def test_what_ray_was_never_given_is_removed_without_it(tmp_path):
+    async def life(make, dashboard):
+        backend = make()
+        dashboard.deaf = True
+        with pytest.raises(InfraError, match="does not answer"):
+            await backend.provision(SPEC, TWO)
+        await backend.destroy(NAME)
+        assert (await backend.observe(NAME)).presence is Presence.ABSENT
+
+    run(tmp_path, life)
+
+
 @pytest.mark.parametrize("end", ["stop", "destroy"])
 def test_a_job_that_waits_is_ended(tmp_path, end):
     async def life(make, dashboard):

@@ -92,6 +92,12 @@ def parsed(*options: object) -> argparse.Namespace:
         (["--devices", "0"], "devices: "),
         (["--port", "99999"], "port: "),
         (["--database", "nonsense"], "nonsense|URL"),
+        (["--backend", "ray"], "which Ray cluster is not said"),
+        (["--backend", "ray", "--address", "head:8265"], "'head:8265' is not the URL"),
+        (["--address", "http://head:8265"], "add --backend ray"),
+        (["--backend", "kuberay", "--address", "http://head:8265"], "is of a Ray cluster"),
+        (["--backend", "ray", "--address", "http://head:8265", "--kubeconfig", "x"], "is of Kubernetes"),
+        (["--namespace", "jobs"], "add --backend kuberay"),
     ],
 )
 def test_settings_that_cannot_be_served(tmp_path, options, said):
@@ -158,7 +164,10 @@ def test_config_file_and_options_that_win_over_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("device: 3", "device: "),
+        ("device: 3", "service.yaml: device is no setting; did you mean devices"),
+        ("ray: {adress: x}", "ray.adress is no setting; did you mean address"),
+        ("ray: {where: x}", "ray.where is no setting; there are address, token_file"),
+        ("max_nodes: 0", "service.yaml: max_nodes: "),
         ("[]", "mapping"),
         ("a: [", "not YAML"),
         ("profile: 3", "mapping"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -137,7 +138,8 @@ def gate(nodes: Sequence[RayNode], resources: Resources, placement: Placement, r
         return None
     short = [f"{_name(node)} has {_count(node.resources.get(resource_name, 0))}" for node in alive if node not in fit]
     short += [f"{_name(node)} is dead" for node in nodes if not node.alive and node.resources.get(resource_name, 0)]
-    others = "; ".join(short[:4]) + (f"; and {len(short) - 4} more" if len(short) > 4 else "")
+    alike = [said if count == 1 else f"{said} ({count} times)" for said, count in Counter(short).items()]
+    others = "; ".join(alike[:4]) + (f"; and {len(alike) - 4} more" if len(alike) > 4 else "")
     return f"{len(fit)} of {wanted} nodes with {devices} {resource_name}" + (f"; {others}" if others else "")
 
 

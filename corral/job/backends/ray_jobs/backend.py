@@ -154,7 +154,8 @@ class RayJobsBackend:
             if (waiting := self._waiting.get(submission_id)) is not None:
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
-            if (job := await self._own(submission_id)) is not None:
+            never_given = folder.is_dir() and read_note(folder) is None  # to Ray, which need not answer then
+            if not never_given and (job := await self._own(submission_id)) is not None:
                 await self._end(submission_id, job)
             await self._harvest.forget(submission_id)
             self._refused.pop(submission_id, None)
@@ -316,7 +317,8 @@ def token_of(path: Path | None, setting: str) -> Callable[[], str] | None:
         try:
             token = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise InfraError(f"{setting}: {path} cannot be read: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise InfraError(f"{setting}: {path} cannot be read: {why}") from error
         if not token or not token.isascii() or not token.isprintable():
             raise InfraError(f"{setting}: {path} does not hold a token")
         return token
@@ -333,9 +335,7 @@ def token_of(path: Path | None, setting: str) -> Callable[[], str] | None:
 def _address(address: str | None) -> str:
     parts = urlsplit(address or "")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(
-            f"ray.address (--address): {address or 'nothing'} is no URL of a Ray dashboard; give one like "
-            "http://head:8265"
-        )
+        wrong = f"{address!r} is not the URL of a Ray dashboard" if address else "which Ray cluster is not said"
+        raise ConfigError(f"ray.address (--address): {wrong}; give its dashboard, like http://head:8265")
     assert address is not None
     return address
