@@ -102,7 +102,7 @@ GATES = [
     ([node("h", head=True), W1, W2], SEPARATE, None),
     ([node("h", head=True, NPU=4), W1], SEPARATE, "the head is to be separate, but h, the cluster's head, has 4 NPU"),
     ([node("h", head=True), W1], SEPARATE, "1 of 2 nodes with 4 NPU; h has 0"),
-    ([W1, node("h", head=True), node("h"), node("w2", NPU=2)], ANY, "1 of 2 nodes with 4 NPU; h has 0 (2 times); w2 has 2"),
+    ([W1, node("h", head=True), node("h"), node("w2", NPU=2)], ANY, "1 of 2 nodes with 4 NPU; h has 0 (2 times); w2"),
     ([node(f"w{n}", NPU=1) for n in range(6)], ANY, "0 of 2 nodes with 4 NPU; w0 has 1; w1 has 1; w2 has 1; w3 has 1"),
 ]  # fmt: skip
 
