@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
@@ -19,6 +20,7 @@ from corral.job.service.settings import Settings
 
 SHIPPED = Path(__file__).parent / "profiles"
 EXTENDS = "extends"
+LARGEST = 256 << 10  # bytes of a file
 # They are right on one node, or in one process, at most: Corral, Ray and the device plugin find them there.
 OF_ONE_NODE = frozenset(
     {"HCCL_IF_IP", "RANK_TABLE_FILE", "ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"}
@@ -322,10 +324,14 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def _read(path: Path, changed: int) -> dict[str, Any]:
     """changed: time of the file's last change, so that a new content is read."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ConfigError(f"{path}: is over {LARGEST >> 10} KiB, which no profile is; keep other files elsewhere")
+        content = yaml.safe_load(data.decode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: also a date that is none
         raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"{path}: has to be a mapping of a profile's keys; see docs/profiles.md")
@@ -339,6 +345,6 @@ def _line(error: ValidationError) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{place} is no key of a profile; see docs/profiles.md for those there are"
     if problem["type"] == "string_type":
-        return f"{place}: {problem['input']!r} has to be a text; put it in quotes"
+        return f"{place}: {reprlib.repr(problem['input'])[:80]} has to be a text; put it in quotes"
     what = str(problem["msg"]).removeprefix("Value error, ")
     return f"{place}: {what}" if place else what

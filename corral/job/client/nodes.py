@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import reprlib
 from argparse import Namespace
+from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import yaml
 from corral.errors import ConfigError
 
 LARGEST = 256 << 10  # bytes of a file of patches; a request is not larger
+MOST_VALUES = 20_000  # in it
 
 
 def nodes_of(args: Namespace) -> dict[str, Any]:
@@ -40,13 +45,35 @@ def _patches(path: Path) -> list[dict[str, Any]]:
         content = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"--patch {path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: also a date that is none
         raise ConfigError(f"--patch {path} is neither JSON nor YAML: {' '.join(str(error).split())}") from None
     if isinstance(content, dict) and set(content) == {"template_patches"}:
         content = content["template_patches"]
     if not isinstance(content, list) or not content or not all(isinstance(each, dict) for each in content):
         raise ConfigError(f"--patch {path} has to be a list of operations: [{{op, path, value}}, ...]")
+    if (odd := next(_not_json(content), None)) is not None:
+        raise ConfigError(f"--patch {path}: {odd}")
     return content
+
+
+def _not_json(content: Any) -> Iterator[str]:
+    """What a request cannot hold, though YAML can. References to one part add up: a small file may mean a huge one."""
+    left, seen = [content], 0
+    while left:
+        one, seen = left.pop(), seen + 1
+        if seen > MOST_VALUES:
+            yield f"means over {MOST_VALUES} values; it refers to its own parts too often"
+            return
+        if isinstance(one, dict):
+            yield from (
+                f"key {reprlib.repr(key)} has to be a text; put it in quotes" for key in one if type(key) is not str
+            )
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+        elif not isinstance(one, str | int | float | None) or (isinstance(one, float) and not math.isfinite(one)):
+            shown = one.isoformat() if isinstance(one, date) else reprlib.repr(one)
+            yield f"{shown} has to be a text or a number; put it in quotes"
 
 
 def check_output(args: Namespace) -> None:

@@ -144,6 +144,21 @@ def test_each_mistake_is_one_line_with_the_file(text, said, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_is_no_profile_costs_nothing(tmp_path):
+    laughs = "".join(f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+    for text, said in (
+        ("kind: cpu\nabout: " + "x" * (300 << 10), "is over 256 KiB"),
+        ("kind: cpu\nabout: 2026-13-45", "is not YAML"),
+        ("[" * 900, "is not YAML"),
+        (f"kind: cpu\nenv:\n  A:\n  - &a0 x\n{laughs}", "has to be a text; put it in quotes"),
+    ):
+        path = write(tmp_path, "odd", text)
+        with pytest.raises(ConfigError, match=said) as caught:
+            load("odd", tmp_path)
+        assert str(path) in str(caught.value)
+        assert len(str(caught.value)) < 1000
+
+
 def test_profiles_that_extend_each_other(tmp_path):
     write(tmp_path, "one", "extends: two\n")
     write(tmp_path, "two", "extends: one\n")

@@ -17,6 +17,8 @@ from corral.job.service.settings import Kubernetes
 from tests.job.client.test_commands import Call, call, source  # noqa: F401  (fixtures)
 from tests.job.service.running import Running, running
 
+# A few lines that mean a billion.
+LAUGHS = "- &a0 {op: add}\n" + "".join(f"- &a{n} {{value: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
 CLUSTER = Kubernetes(profile="ascend-a2", namespace="ci", image="registry.example/corral:ascend")
 
 
@@ -72,8 +74,15 @@ def test_patches_come_from_files_in_order(tmp_path):
         (b"[1]", "has to be a list of operations"),
         (b"[" * 900, "is neither JSON nor YAML"),
         (b"#" * (300 << 10), "is over 256 KiB"),
+        (b"[{op: add, path: /a, value: 2026-13-45}]", "is neither JSON nor YAML"),
+        (b"[{op: add, path: /a, value: 2026-01-02}]", "2026-01-02 has to be a text or a number; put it in quotes"),
+        (b"[{op: add, path: /a, value: .nan}]", "nan has to be a text or a number"),
+        (b"[{op: add, path: /a, value: {1: a}}]", "key 1 has to be a text"),
+        (b"[{op: add, path: /a, value: !!set {a, b}}]", "has to be a text or a number"),
+        (b"[{op: add, path: /a, value: &a [*a]}]", "refers to its own parts too often"),
+        (LAUGHS.encode(), "refers to its own parts too often"),
     ],
-    ids=["none", "cut", "bytes", "empty", "mapping", "number", "deep", "large"],
+    ids="none cut bytes empty mapping number deep large no-date date nan key set circle laughs".split(),
 )
 def test_a_file_that_holds_no_patches(content, said, tmp_path):
     path = tmp_path / "p.json"

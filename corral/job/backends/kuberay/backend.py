@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from corral.job.backends.kuberay import pod_states as pods
 from corral.job.backends.kuberay.client import KubeClient, Object
 from corral.job.backends.kuberay.cluster import Cluster
 from corral.job.backends.kuberay.dashboard import ANSWER, Dashboards, Question
-from corral.job.backends.kuberay.errors import Invalid, KubeError
+from corral.job.backends.kuberay.errors import Invalid, KubeError, NotFound
 from corral.job.backends.kuberay.informer import Pace
 from corral.job.backends.kuberay.pods import RAY_TOKEN_KEY
 from corral.job.backends.kuberay.status import (
@@ -43,6 +44,8 @@ from corral.job.backends.ray_jobs.note import Note, Stage, read_note, write_note
 from corral.job.protocol.agent import BOARDING, TOKEN, AgentSpec, EndRecord, Heartbeat
 from corral.job.protocol.submit import Resources
 from corral.job.service.settings import Settings
+
+_WEBHOOK = re.compile(r"admission webhook .{1,260} denied the request")
 
 log = logging.getLogger("corral.service.kuberay")
 
@@ -83,7 +86,7 @@ class KubeRayBackend:
         self._settings = replace(settings, data_dir=settings.data_dir.resolve())
         self._bounds = bounds or Bounds()
         client = KubeClient.from_settings(settings.kubernetes, patience)
-        self._cluster = Cluster(client, service_id(self._settings.data_dir), pace)
+        self._cluster = Cluster(client, service_id(self._settings.data_dir), pace, min(2.0, self._bounds.events / 2))
         self._dashboards = Dashboards(settings.kubernetes, client)
         self._harvest = Harvest(self._settings.data_dir)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -136,14 +139,10 @@ class KubeRayBackend:
             await asyncio.to_thread(files.write_spec, folder, spec)
             try:
                 await self._make(spec, resources, placement)
-            except Invalid as error:
-                raise ConfigError(f"the cluster refuses the RayJob: {error.message}") from error
             except KubeError as error:
-                if error.status == 403 and "exceeded quota" not in error.message:
-                    raise InfraError(
-                        f"{error.message}; see docs/kuberay.md for the rights the service needs"
-                    ) from error
-                raise
+                if (meant := _refusal(error)) is None:
+                    raise
+                raise meant from error
             await asyncio.to_thread(write_note, folder, Note(Stage.SUBMITTED))
             way = self._way(name)
             devices = manifests.asked_of(name, resources, placement, self._settings, self._cluster.owner).ray
@@ -159,12 +158,19 @@ class KubeRayBackend:
             if there["metadata"].get("deletionTimestamp"):
                 return
         else:
-            values = {TOKEN: spec.token, BOARDING: boarding_of(spec, self._settings, self._by_cluster(placement))}
-            if (token := self._dashboards.token()) is not None:
-                values[RAY_TOKEN_KEY] = token
-            await self._cluster.put_secret(name, values)
+            await self._cluster.put_secret(name, self._values(spec, placement))
             there = await self._cluster.make_rayjob(name, self._manifest(name, resources, placement))
-        await self._cluster.own_secret(name, there)
+        try:
+            await self._cluster.own_secret(name, there)
+        except NotFound:  # somebody deleted it: pods that have not started yet wait for it
+            await self._cluster.put_secret(name, self._values(spec, placement))
+            await self._cluster.own_secret(name, there)
+
+    def _values(self, spec: AgentSpec, placement: Placement) -> dict[str, str]:
+        """Of the Secret."""
+        values = {TOKEN: spec.token, BOARDING: boarding_of(spec, self._settings, self._by_cluster(placement))}
+        token = self._dashboards.token()
+        return values if token is None else values | {RAY_TOKEN_KEY: token}
 
     def _manifest(self, submission_id: str, resources: Resources, placement: Placement) -> Object:
         return manifests.manifest(submission_id, resources, placement, self._settings, owner=self._cluster.owner)
@@ -391,6 +397,15 @@ class KubeRayBackend:
 def _destroyed(folder: Path) -> bool:
     note = read_note(folder)
     return note is not None and note.stage is Stage.DESTROYED
+
+
+def _refusal(error: KubeError) -> ConfigError | InfraError | None:
+    """What it means for a new job; None: it is tried again. A webhook's no is about the job, a quota's about now."""
+    if isinstance(error, Invalid) or (error.status < 500 and _WEBHOOK.search(error.message)):
+        return ConfigError(f"the cluster refuses the RayJob: {error.message}")
+    if error.status == 403 and "exceeded quota" not in error.message:
+        return InfraError(f"{error.message}; see docs/kuberay.md for the rights the service needs")
+    return None
 
 
 def _final(rayjob: Object) -> bool:

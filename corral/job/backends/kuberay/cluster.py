@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from corral.errors import ConfigError
 from corral.job.backends.folder import split
 from corral.job.backends.kuberay.client import EVENTS, PODS, RAYCLUSTERS, RAYJOBS, SECRETS, KubeClient, Object
@@ -11,14 +14,19 @@ from corral.job.backends.kuberay.manifest import MANAGED_BY
 from corral.job.backends.kuberay.pod_states import labels_of, name_of, of_cluster, uid_of
 from corral.job.backends.kuberay.pods import SERVICE, SUBMISSION
 
+LOOK_UP = 5.0  # seconds that a look at one object may take; less than the service gives `observe`
 TOO_OLD = 120.0  # seconds without a word from the server after which a view of ours is not believed
 
 
 class Cluster:
-    """owner: of labels, tells the objects of one service from those of others. All methods raise KubeError."""
+    """owner: of labels, tells the objects of one service from those of others. share_events: seconds for which a list
+    of events is good. All methods raise KubeError."""
 
-    def __init__(self, client: KubeClient, owner: str, pace: Pace | None = None) -> None:
+    def __init__(self, client: KubeClient, owner: str, pace: Pace | None = None, share_events: float = 2.0) -> None:
         self.client, self.owner = client, owner
+        self._share_events, self._events_until = share_events, float("-inf")
+        self._events: list[Object] = []
+        self._listing = asyncio.Lock()
         self.selector = f"{SERVICE}={owner}"
         self.rayjobs = Informer(client, RAYJOBS, selector=self.selector, pace=pace)
         self.pods = Informer(client, PODS, selector=self.selector, pace=pace)
@@ -46,13 +54,23 @@ class Cluster:
         return found if found is not None and self.owns(found, submission_id) else None
 
     async def newest(self, submission_id: str) -> Object | None:
-        """The RayJob of that name as the server has it now, whoever made it."""
+        """The RayJob of that name as the server has it now, whoever made it.
+
+        Raises KubeError also for a 404 that does not speak of this object: of a server that has no RayJobs (yet, or
+        while KubeRay is updated), or of something in front of it. Nobody's job is gone because of that.
+        """
         try:
-            return await self.client.get(RAYJOBS, submission_id)
+            async with asyncio.timeout(LOOK_UP):
+                return await self.client.get(RAYJOBS, submission_id)
         except NotFound as error:
-            if error.reason not in ("NotFound", "Unknown"):
+            if f'"{submission_id}" not found' not in error.message:
                 raise
             return None
+        except TimeoutError:
+            said = self.rayjobs.trouble or f"no answer in {LOOK_UP:.0f} s"
+            raise KubeError(
+                0, "Timeout", f"the API server does not say what there is of {submission_id}: {said}"
+            ) from None
 
     def pods_of(self, submission_id: str, raycluster: str = "") -> list[Object] | None:
         """Its pods as last heard, of one RayCluster when that is named, the head first; None: not known now."""
@@ -63,9 +81,14 @@ class Cluster:
         return of_cluster(every, raycluster) if raycluster else every
 
     async def events_of(self, name: str) -> list[Object]:
-        """What was noted about objects whose names begin with this one, oldest first."""
-        listed = await self.client.list(EVENTS)
-        about = [one for one in listed.items if str((one.get("involvedObject") or {}).get("name", "")).startswith(name)]
+        """What was noted about a RayJob and what was made from it, oldest first. All who ask within a moment share one
+        list, as there is one for the whole namespace only."""
+        async with self._listing:
+            if time.monotonic() >= self._events_until:
+                self._events = (await self.client.list(EVENTS)).items
+                self._events_until = time.monotonic() + self._share_events
+        involved = [(str((one.get("involvedObject") or {}).get("name", "")), one) for one in self._events]
+        about = [one for its, one in involved if its == name or its.startswith(f"{name}-")]
         return sorted(about, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
 
     async def owned(self) -> list[str]:

@@ -34,10 +34,15 @@ class Dashboards:
             return None
         known = self._apis.get(submission_id)
         if known is None or known[0] != address:
-            http = self._client.http if self._proxied else None
-            tls = self._client.transport.access.tls if self._proxied else None
-            known = self._apis[submission_id] = address, JobsApi(address, self._token, http=http, tls=tls)
+            known = self._apis[submission_id] = address, self._api(address)
         return known[1]
+
+    def _api(self, address: str) -> JobsApi:
+        """Through the API server, that gets its own token as Authorization, and Ray's is passed on beside it."""
+        if not self._proxied:
+            return JobsApi(address, self._token)
+        to = self._client.transport
+        return JobsApi(address, self._token, headers=to.headers, http=to.http, tls=to.access.tls)
 
     def token(self) -> str | None:
         """What the Ray clusters ask for; None: nothing. Raises InfraError when it cannot be read now."""

@@ -106,13 +106,16 @@ class ExecPlugin:
         self._until = ends - min(_EARLY, left / 2)
 
     async def _output(self) -> bytes:
-        process = await asyncio.create_subprocess_exec(
-            *self._plugin.command,
-            env=dict(self._plugin.environ),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._plugin.command,
+                env=dict(self._plugin.environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:  # replaced by an update at this moment, or no processes left
+            raise _failed(self._plugin, f"cannot be started: {error.strerror}") from None
         try:
             async with asyncio.timeout(self._plugin.seconds):
                 output, complaint = await process.communicate()

@@ -62,8 +62,9 @@ class Transport:
     def __init__(self, access: Access, patience: Patience) -> None:
         self.access = access
         self.patience = patience
+        self._identity = _Identity(access)
         self.http = httpx.AsyncClient(
-            auth=_Identity(access),
+            auth=self._identity,
             headers={"User-Agent": f"corral/{__version__}", "Accept-Encoding": "identity"},
             timeout=httpx.Timeout(patience.read, connect=patience.connect),
             proxy=access.proxy,
@@ -72,6 +73,11 @@ class Transport:
             # Reading all authorities takes 20 ms; without TLS a context that trusts nobody will do.
             verify=access.tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         )
+
+    def headers(self) -> dict[str, str]:
+        """Who we are, as last shown on a request; for a connection that `http` cannot make."""
+        token = self._identity.token
+        return {} if token is None else {"Authorization": f"Bearer {token}"}
 
     async def send(
         self,
@@ -174,6 +180,7 @@ class _Identity(httpx.Auth):
     def __init__(self, access: Access) -> None:
         self._access = access
         self._presented: tuple[str, str] | None = None
+        self.token: str | None = None
 
     async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
         if self._access.server_name:
@@ -188,12 +195,13 @@ class _Identity(httpx.Auth):
                 yield request
 
     def _show(self, request: httpx.Request, credential: Credential) -> None:
+        self.token = credential.token
         if credential.token:
             request.headers["Authorization"] = f"Bearer {credential.token}"
         if credential.certificate and credential.certificate != self._presented and self._access.tls:
             try:
                 load_certificate(self._access.tls, credential.certificate)
-            except ssl.SSLError as error:
+            except OSError as error:  # ssl.SSLError among them, and a disk that is full
                 raise Unauthorized(401, "Certificate", f"{self._access.source}: client certificate: {error}") from None
             self._presented = credential.certificate
         if credential.certificate and credential.passing:

@@ -13,6 +13,7 @@ In the other submission modes the operator does 4 and 5 itself without 2, and on
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 
 from corral.errors import ConfigError, InfraError
@@ -75,6 +76,7 @@ class Way:
     async def _run(self) -> None:
         pause = self._look
         while True:
+            before = self._cluster.rayjobs.get(self._name)
             try:
                 if await self.step():
                     self.said = ""
@@ -88,15 +90,16 @@ class Way:
             except InfraError as error:
                 self.said = str(error)
                 pause = min(LONGEST * self._look, 2 * pause)
-            await self._changed(pause)
+            await self._changed(before, pause)
 
-    async def _changed(self, seconds: float) -> None:
-        changed = self._cluster.rayjobs.changed
-        changed.clear()
-        try:
-            await asyncio.wait_for(changed.wait(), seconds)
-        except TimeoutError:
-            return
+    async def _changed(self, before: Object | None, seconds: float) -> None:
+        """Until its own RayJob is not as before, or that long: of hundreds, others change all the time."""
+        rayjobs = self._cluster.rayjobs
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while rayjobs.get(self._name) is before:
+                    rayjobs.changed.clear()
+                    await rayjobs.changed.wait()
 
     async def step(self) -> bool:
         """One look and what follows from it; whether there is nothing left to do.

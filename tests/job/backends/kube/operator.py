@@ -45,14 +45,16 @@ class _Undisturbed:
 
 class OperatorSimulator:
     """Runs in a thread of its own until closed. paused: the operator does nothing. keeps_finalizer: it never lets go of
-    a RayJob. schedule: what a new pod says about itself (its status); {} lets it run. held: deployment states that
-    are not left. seen: states that each RayJob went through. clusters: RayClusters made for each RayJob, in order."""
+    a RayJob. names_dashboards: as the real one does, by names that only the cluster knows. schedule: what a new pod
+    says about itself (its status); {} lets it run. held: deployment states that are not left. seen: states that each
+    RayJob went through. clusters: RayClusters made for each RayJob, in order."""
 
     def __init__(self, kube: FakeKube, containers: Containers | None = None, namespace: str = "corral") -> None:
         self.kube, self.namespace = kube, namespace
         self.containers: Containers = containers or LightContainers()
         self.paused = threading.Event()
         self.keeps_finalizer = False
+        self.names_dashboards = False
         self.schedule: Callable[[Object], Object] = lambda pod: {}
         self.held: set[str] = set()
         self.seen: dict[str, list[str]] = {}
@@ -180,7 +182,9 @@ class OperatorSimulator:
         if not host:
             return {}
         interactive = rayjob["spec"].get("submissionMode") == "InteractiveMode"
-        return {"dashboardURL": host, "jobDeploymentStatus": "Waiting" if interactive else "Running"}
+        named = f"{cluster}-head-svc.{self.namespace}.svc.cluster.local:8265"
+        url = named if self.names_dashboards else host
+        return {"dashboardURL": url, "jobDeploymentStatus": "Waiting" if interactive else "Running"}
 
     def _waiting(self, rayjob: Object) -> Object:
         if late := self._late(rayjob, ("preRunningDeadlineSeconds",)):
@@ -198,7 +202,8 @@ class OperatorSimulator:
         status = rayjob["status"]
         host = self.containers.dashboard(status["rayClusterName"])
         try:
-            answer = self._http.get(f"http://{host}/api/jobs/{status['jobId']}", timeout=0.5) if host else None
+            url, headers = f"http://{host}/api/jobs/{status['jobId']}", self._ray_token(rayjob)
+            answer = self._http.get(url, headers=headers, timeout=0.5) if host else None
             if answer is None:
                 return {}
             if answer.status_code == 404 and rayjob["spec"].get("submissionMode", "") != "InteractiveMode":
@@ -241,17 +246,25 @@ class OperatorSimulator:
                 return {"jobDeploymentStatus": "Failed", "reason": reason, "message": said}
         return {}
 
+    def _ray_token(self, rayjob: Object) -> dict[str, str]:
+        """Headers that a Ray cluster of this RayJob asks for."""
+        asked = rayjob["spec"]["rayClusterSpec"].get("authOptions") or {}
+        secret = self._find(f"{CORE}/{{}}/secrets/{asked.get('secretName', '-')}")
+        held = (secret or {}).get("data", {}).get("auth_token")
+        return {} if held is None else {"Authorization": f"Bearer {base64.b64decode(held).decode()}"}
+
     def _submit(self, rayjob: Object, host: str) -> None:
         body = {"entrypoint": rayjob["spec"]["entrypoint"], "submission_id": rayjob["status"]["jobId"]}
         body |= {"metadata": rayjob["spec"].get("metadata") or {}, "runtime_env": {}}
-        self._http.post(f"http://{host}/api/jobs/", json=body)
+        self._http.post(f"http://{host}/api/jobs/", json=body, headers=self._ray_token(rayjob))
 
     def _stop_job(self, rayjob: Object) -> None:
         status = rayjob.get("status") or {}
         host = self.containers.dashboard(str(status.get("rayClusterName")))
         if host and status.get("jobId") and status.get("jobStatus") not in ("SUCCEEDED", "FAILED", "STOPPED"):
             with suppress(httpx.HTTPError):
-                self._http.post(f"http://{host}/api/jobs/{status['jobId']}/stop", timeout=0.5)
+                url = f"http://{host}/api/jobs/{status['jobId']}/stop"
+                self._http.post(url, headers=self._ray_token(rayjob), timeout=0.5)
 
     # Clusters and pods ------------------------------------------------------------------------------------------------
 

@@ -18,9 +18,10 @@ from corral.job.backends.kuberay import exec_plugin
 from corral.job.backends.kuberay.client import PODS, KubeClient
 from corral.job.backends.kuberay.config import access_of
 from corral.job.backends.kuberay.errors import KubeError, Unauthorized
+from corral.job.backends.kuberay.informer import Informer
 from corral.job.service.settings import Kubernetes
 from tests.job.backends.kube.api import FakeKube
-from tests.job.backends.kuberay.near import QUICK, run
+from tests.job.backends.kuberay.near import BRISK, QUICK, run, until
 from tests.job.backends.kuberay.ways import Authority, access, asked, config, written
 
 
@@ -100,6 +101,28 @@ def test_a_plugin_gives_the_token_and_is_asked_again_when_it_is_refused(tmp_path
         with pytest.raises(Unauthorized, match="401 Unauthorized"):
             asked(found)
         assert runs(tmp_path) == 3
+
+
+def test_a_plugin_that_is_gone_for_a_moment_does_not_end_a_watch(tmp_path: Path) -> None:
+    """As while it is updated: later it is there again, and what follows the cluster goes on."""
+
+    async def life(kube: FakeKube, path: Path) -> None:
+        client = KubeClient(access(path), QUICK)
+        informer = Informer(client, PODS, pace=BRISK)
+        program = tmp_path / "plugin"
+        program.rename(tmp_path / "away")
+        informer.start()
+        await until(lambda: "cannot be started" in informer.trouble)
+        (tmp_path / "away").rename(program)
+        await until(informer.synced.is_set)
+        assert informer.items() == []
+        await informer.close()
+        await client.close()
+
+    with FakeKube(tokens=["t"]) as kube:
+        user = plugin(tmp_path, printed(tmp_path, token="t"))
+        path = config(tmp_path, cluster={"server": kube.url}, user=user)
+        run(lambda: life(kube, path))
 
 
 def test_many_calls_at_once_ask_a_plugin_once(tmp_path: Path) -> None:
