@@ -205,6 +205,23 @@ def test_a_look_does_not_wait_for_a_server_that_hangs(it: Kubernetes_, monkeypat
     it.run(life)
 
 
+def test_many_that_wait_ask_for_events_once(it: Kubernetes_) -> None:
+    """There is one list for a whole namespace. The first attempt is not told what was noted about the tenth."""
+
+    async def life() -> None:
+        for name in ("rj-0123456789ab-a1", "rj-0123456789ab-a10"):
+            it.kube.note_event(
+                {"kind": "RayJob", "metadata": {"name": name, "namespace": "corral", "uid": name}}, "Odd", name
+            )
+        cluster = it.make()._cluster
+        cluster._share_events = 60.0
+        found = await asyncio.gather(*(cluster.events_of("rj-0123456789ab-a1") for _ in range(50)))
+        assert {event["message"] for events in found for event in events} == {"rj-0123456789ab-a1"}
+        assert it.kube.count("list", "events") == 1
+
+    it.run(life)
+
+
 # Through the API server ----------------------------------------------------------------------------------------------
 
 
@@ -219,13 +236,13 @@ def test_dashboards_through_the_api_server_with_tokens_of_both(it: Kubernetes_) 
     async def life() -> None:
         async with scene(it, dashboard="proxy", token_file=it.folder / "token", kubeconfig=config) as at:
             await at.runs()
-            at.head.jobs[at.name].log.write_text("\n".join([*data_frames("driver", 0, b"one line\n"), ""]))
+            job = at.head.jobs[at.name]
+            job.log.write_text("\n".join([*data_frames("driver", 0, b"one line\n"), ""]))
+            job.exit_code, job.status = 3, "FAILED"
             await at.backend.fetch(at.name, {})
             folder = at.backend.attempt_dir(at.name)
             assert folder is not None
             assert (folder / "driver.log").read_text() == "one line\n"
-            job = at.head.jobs[at.name]
-            job.exit_code, job.status = 3, "FAILED"
             verdict = await at.over()
             assert (verdict.status, verdict.failure_class, verdict.exit_code) == ("FAILED", "user", 3)
 

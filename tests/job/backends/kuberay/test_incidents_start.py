@@ -125,6 +125,39 @@ def test_a_cluster_with_too_few_devices_waits_at_the_gate_without_limit_of_its_o
     assert it.containers.every[-1].submissions == []
 
 
+def test_a_node_that_comes_late_is_waited_for_and_named_meanwhile(it: Kubernetes_) -> None:
+    words = "0/3 nodes are available: 3 Insufficient huawei.com/Ascend910."
+    late = [True]
+    it.operator.schedule = lambda pod: unschedulable(words) if late and "worker" in pod["metadata"]["name"] else {}
+
+    async def life() -> None:
+        async with scene(it) as at:
+            await at.submit(resources={"nodes": 2, "accelerators_per_node": 4, "kind": "cpu"})
+            await at.sees(f"node-worker-00003: Unschedulable: {words}")
+            late.clear()
+            await at.is_in("Running", "RUNNING")
+            await at.agent_says(0)
+            assert (await at.over()).status == "SUCCEEDED"
+
+    asyncio.run(life())
+
+
+@pytest.mark.parametrize("state", ["Suspended", "Initializing", "Waiting", "Running"])
+def test_a_cancel_leaves_nothing_wherever_the_job_is(it: Kubernetes_, state: str) -> None:
+    queued = {"scheduler": "kueue", "queue": "team"} if state == "Suspended" else {}
+
+    async def life() -> None:
+        it.operator.held |= {state}
+        async with scene(it, **queued) as at:
+            await at.submit()
+            await at.is_in(state)
+            await at.world.cancels(at.job)
+            assert (await at.over()).status == "CANCELLED"
+
+    asyncio.run(life())
+    assert sum(len(made) for made in it.operator.clusters.values()) == (state in ("Waiting", "Running"))
+
+
 @pytest.mark.slow
 def test_the_operators_own_start_deadline(it: Kubernetes_) -> None:
     it.operator.held |= {"Initializing"}
