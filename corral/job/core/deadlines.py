@@ -119,7 +119,7 @@ def _told(job: JobRecord, facts: Facts, now: float, kind: DeadlineKind, limit: f
     if kind == "queue":
         said = f"waited in the queue for {numbers}; {option}, or ask for fewer devices"
     elif kind == "start":
-        seen = facts.observation.message if facts.observation else ""
+        seen = facts.trouble or (facts.observation.message if facts.observation else "")
         last = f", last seen: {one_line(seen, 200)}" if seen else ""
         said = f"the command did not start within {numbers} of admission; still in {job.state}{last}; {option}"
     elif kind == "run":
@@ -132,7 +132,10 @@ def _told(job: JobRecord, facts: Facts, now: float, kind: DeadlineKind, limit: f
     elif kind == "collecting":
         said = f"the last lines of its logs did not arrive within {numbers}; what is missing lies in its raw log files"
     else:
-        said = f"its nodes and processes were not confirmed gone within {numbers}; the reaper goes on removing them"
+        last = f" ({one_line(facts.trouble, 200)})" if facts.trouble else ""
+        said = (
+            f"its nodes and processes were not confirmed gone within {numbers}{last}; the reaper goes on removing them"
+        )
     return Expired(kind, limit, waited, said, rank, node)
 
 

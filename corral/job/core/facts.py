@@ -17,7 +17,8 @@ class Facts:
     heard, heard_at: the agent's latest heartbeat. output_at: when this process last saw the output grow; progress_at:
     the same of the progress counter. end: the end record. ended_seen_at: when the backend was first seen to say ended
     or absent after it had been asked to start the job. logs_complete: all that the command wrote is stored. absent:
-    the backend said that nothing of the attempt is left. service_started: when this service process began to look.
+    the backend said that nothing of the attempt is left. trouble: what the backend could not do or did not answer when
+    it was last asked. service_started: when this service process began to look.
     """
 
     observation: Observation | None = None
@@ -30,6 +31,7 @@ class Facts:
     logs_complete: bool = False
     absent: bool = False
     refused: str | None = None
+    trouble: str = ""
     service_started: float | None = None
 
     def heartbeat_of(self, job: JobRecord) -> Heartbeat | None:

@@ -120,7 +120,8 @@ class Attempts:
                 observation = await self._backend.observe(job.submission_id)
         except (InfraError, TimeoutError) as error:
             log.warning("the backend does not answer: %s", error, extra={"job": job.job_id})
-            await self._tell(job, seen, str(error))
+            seen.unanswered = str(error) or f"the backend did not answer within {OBSERVE_BOUND:g} s"
+            await self._tell(job, seen, seen.unanswered)
             return
         seen.observe(observation, self._clock.now())
         await self._tell(job, seen, observation.message if observation.presence is Presence.STARTING else "")

@@ -23,7 +23,8 @@ class Seen:
     stopped: the command was told to end. drained: what the agent did not ship was stored by the service.
     absent: everything of it is gone, and all that it wrote is stored. work: what is being done for it, worked_for: in
     which state of the job. listened_at: when the cluster was last asked for what its agent says there. told, told_at:
-    what its user was last told that it waits for, and when.
+    what its user was last told that it waits for, and when. unanswered: why the backend did not say what it sees when
+    it was last asked.
     """
 
     attempt: int
@@ -38,6 +39,7 @@ class Seen:
     work: asyncio.Task[None] | None = None
     worked_for: JobState | None = None
     listened_at: float = 0.0
+    unanswered: str | None = None
     told: str = ""
     told_at: float = 0.0
     observation: Observation | None = None
@@ -63,7 +65,7 @@ class Seen:
         return before is None or before.phase != heartbeat.phase
 
     def observe(self, observation: Observation, now: float) -> None:
-        self.observation = observation
+        self.observation, self.unanswered = observation, None
         if observation.presence not in (Presence.ENDED, Presence.ABSENT):
             self.ended_seen_at = None
         elif self.ended_seen_at is None:
@@ -102,5 +104,6 @@ class Seen:
             logs_complete=logs_complete,
             absent=self.absent,
             refused=self.refused,
+            trouble=self.unanswered or self.trouble or "",
             service_started=started,
         )

@@ -66,6 +66,21 @@ def test_start_covers_provisioning_and_preflight_together_and_quotes_the_backend
     assert "still in PREFLIGHT, last seen: node-1 waits for 4 NPU" in passed.said
 
 
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (JobState.PROVISIONING, "still in PROVISIONING, last seen: the API server does not answer; raise"),
+        (JobState.CLEANING, "(the API server does not answer); the reaper goes on"),
+    ],
+)
+def test_a_backend_that_does_not_answer_is_quoted(state, said):
+    """Its last answer, from when all was well, says nothing of why it takes so long."""
+    facts = Facts(observation=Observation(Presence.STARTING), trouble="the API server does not answer")
+    passed = expired(job(state, asked={"timeouts": NONE | {"start": 30}}), facts, START + 1e6)
+    assert passed is not None
+    assert said in passed.said
+
+
 def test_the_one_that_passed_first_is_told():
     at = limited(
         JobState.RUNNING, replace(HEARD, output_at=START + 50, progress_at=START + 5), run=60, idle=20, hang=30
