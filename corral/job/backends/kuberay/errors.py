@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from corral.errors import InfraError
 
 _LONGEST = 400  # characters of a server's own message that are shown
+_NO_VALUES = re.compile(r'secrets (?:"[^"]{1,253}" )?is forbidden: (?:User |exceeded quota)')
 _TOKEN = re.compile(r"(?=[\w.+=-]*\d)(?=[\w.+=-]*[a-z])(?=[\w.+=-]*[A-Z])[\w.+=-]{24,}")
 
 
@@ -80,13 +81,16 @@ _BY_STATUS: Mapping[int, type[KubeError]] = {
 
 def error_of(what: str, status: int, body: object, retry_after: float | None = None, quiet: bool = False) -> KubeError:
     """The error of an answer. what: the call, for the message. body: a Status object, or whatever else came.
-    quiet: leave out what the server says, which may repeat the object that was sent."""
+    quiet: leave out what the server says, which may repeat the object that was sent; not what is about the namespace,
+    rights or quotas."""
     said = body if isinstance(body, Mapping) else {}
     details = said.get("details")
     if retry_after is None and isinstance(details, Mapping) and isinstance(details.get("retryAfterSeconds"), int):
         retry_after = float(details["retryAfterSeconds"])
     reason = str(said.get("reason") or "Unknown")[:60]
-    text = "" if quiet else one_line(str(said.get("message") or ""))
+    text = one_line(str(said.get("message") or ""))
+    if quiet and not (status == 404 or (status == 403 and _NO_VALUES.match(text))):
+        text = ""
     kind = AlreadyExists if status == 409 and reason == "AlreadyExists" else _BY_STATUS.get(status, KubeError)
     return kind(status, reason, f"{what}: {status} {reason}" + (f": {text}" if text else ""), retry_after)
 

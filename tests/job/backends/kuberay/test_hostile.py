@@ -16,6 +16,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from corral.errors import InfraError
 from corral.job.backends.kuberay.client import KubeClient
 from corral.job.backends.kuberay.dashboard import Dashboards
+from corral.job.backends.kuberay.errors import error_of
 from corral.job.protocol.frames import data_frames
 from corral.job.protocol.states import JobState
 from corral.job.service.settings import Kubernetes
@@ -283,3 +284,20 @@ def test_the_log_socket_goes_through_the_api_server_too(tmp_path: Path) -> None:
         assert asyncio.run(life(kube)) == ["line\n"]
         assert seen[-1] == ("/api/jobs/rj-0/logs/tail", "Bearer token-of-ray")
         assert {one.authorization for one in kube.requests} == {"Bearer token-of-kubernetes"}
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "said"),
+    [
+        (404, 'namespaces "nowhere" not found', True),
+        (403, 'secrets is forbidden: User "corral" cannot create resource "secrets"', True),
+        (403, 'secrets "rj-0-a1" is forbidden: exceeded quota: few, requested: count/secrets=1', True),
+        (403, 'admission webhook "w" denied the request: the value hunter2 of token is weak', False),
+        (422, 'Secret "x" is invalid: data[token]: Invalid value: "hunter2"', False),
+        (400, "the body hunter2 cannot be decoded", False),
+    ],
+)
+def test_what_a_server_says_of_a_secret_is_told_when_it_holds_no_value(status: int, words: str, said: bool) -> None:
+    error = error_of("POST secrets", status, {"reason": "Any", "message": words}, quiet=True)
+    assert (words in str(error)) is said
+    assert "hunter2" not in str(error)
