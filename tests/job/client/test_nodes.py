@@ -82,7 +82,23 @@ def test_patches_come_from_files_in_order(tmp_path):
         (b"[{op: add, path: /a, value: &a [*a]}]", "refers to its own parts too often"),
         (LAUGHS.encode(), "refers to its own parts too often"),
     ],
-    ids=["none", "cut", "bytes", "empty", "mapping", "number", "deep", "large", "no-date", "date", "nan", "key", "set", "circle", "laughs"],
+    ids=[
+        "none",
+        "cut",
+        "bytes",
+        "empty",
+        "mapping",
+        "number",
+        "deep",
+        "large",
+        "no-date",
+        "date",
+        "nan",
+        "key",
+        "set",
+        "circle",
+        "laughs",
+    ],
 )
 def test_a_file_that_holds_no_patches(content, said, tmp_path):
     path = tmp_path / "p.json"
