@@ -112,10 +112,11 @@ class Mirrored:
         return all(node.complete for node in wanted)
 
     def remove(self, all_of_it: bool) -> None:
-        """The folder on other nodes, or the source alone."""
+        """The folder on other nodes, or the source alone; of a node that had more to give than came, the source."""
         import ray
 
-        refs = [node.actor.remove.remote(all_of_it) for node in self._nodes.values() if node.actor]
+        nodes = [node for node in self._nodes.values() if node.actor]
+        refs = [node.actor.remove.remote(all_of_it and node.complete) for node in nodes]
         if refs:
             ray.wait(refs, num_returns=len(refs), timeout=REMOVE)
         with suppress(OSError):

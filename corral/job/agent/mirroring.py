@@ -35,7 +35,6 @@ class Mirroring:
         self._env = {name: value for name, value in environ.items() if name not in hidden}
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._complete = True  # nothing is known to be on other nodes alone
 
     def begin(self, wanted: Callable[[], bool]) -> None:
         """Bring the source to all other nodes, if there are any, and follow them from now on. wanted: asked meanwhile,
@@ -75,15 +74,14 @@ class Mirroring:
         followed = self._process is not None
         answer = self._order(f"last {seconds}", seconds + (0.1 if hasty else 1.0))
         if followed and not (answer and answer["complete"]):
-            self._complete = False
             line = "not all output of other nodes is here"
             log.warning(line)
             self._say(f"{line}; it stays there, in {self._attempt.run}")
 
     def remove(self, all_of_it: bool, hasty: bool) -> None:
-        """The folders on other nodes, or their source alone, also when what is there did not all come here; nothing is
+        """The folders on other nodes, or their source alone; what did not come from a node stays there. Nothing is
         followed after that."""
-        self._order("remove" if all_of_it and self._complete else "private", HASTY_REMOVE if hasty else REMOVE)
+        self._order("remove" if all_of_it else "private", HASTY_REMOVE if hasty else REMOVE)
         self.close()
 
     def close(self) -> None:

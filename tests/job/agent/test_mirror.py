@@ -11,7 +11,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +23,7 @@ from corral.job.agent import mirror_node
 from corral.job.agent.attempt import Attempt
 from corral.job.agent.mirror_copy import Copy
 from corral.job.agent.mirror_node import MirrorNode
+from corral.job.agent.mirrored import Mirrored
 from corral.job.agent.mirroring import Mirroring
 from tests.job.agent.joining import NAME, Joining, boarding, with_source
 from tests.job.agent.service import RecordingService
@@ -123,7 +127,7 @@ def test_what_the_head_has_itself_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_what_did_not_come_from_other_nodes_stays_there_and_is_said(complete: bool, tmp_path: Path, monkeypatch):
+def test_it_is_said_when_not_all_came_from_other_nodes(complete: bool, tmp_path: Path, monkeypatch):
     """The process that follows them, as its orders and answers are."""
     orders, program = tmp_path / "orders", tmp_path / "mirror"
     program.write_text(MIRROR.format(python=sys.executable, orders=orders, complete=complete))
@@ -135,7 +139,7 @@ def test_what_did_not_come_from_other_nodes_stays_there_and_is_said(complete: bo
     mirroring.begin(lambda: True)
     mirroring.last(hasty=False)
     mirroring.remove(True, hasty=False)
-    assert orders.read_text().split() == ["begin", "last", "15.0", "remove" if complete else "private"]
+    assert orders.read_text().split() == ["begin", "last", "15.0", "remove"]
     assert [line.startswith("not all output of other nodes is here") for line in said] == [True] * (not complete)
 
 
@@ -146,6 +150,76 @@ with open("{orders}", "a", buffering=1) as orders:
         orders.write(line)
         print(json.dumps(dict(nodes=1, problem=None, complete={complete})), flush=True)
 """
+
+
+class StandInRay(ModuleType):
+    """Two nodes besides the head, whose actors work in this process; `stuck` never answers what it is asked last."""
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+    def __init__(self, folders: dict[str, Path], stuck: str) -> None:
+        super().__init__("ray")
+        self._folders, self._stuck = folders, stuck
+
+    def init(self, **_: object) -> None: ...
+
+    def get_runtime_context(self) -> SimpleNamespace:
+        return SimpleNamespace(get_node_id=lambda: "head")
+
+    def nodes(self) -> list[dict[str, object]]:
+        return [{"NodeID": name, "Alive": True} for name in ("head", *self._folders)]
+
+    def remote(self, kind: type) -> SimpleNamespace:
+        def options(scheduling_strategy: Any, num_cpus: float) -> SimpleNamespace:
+            name = scheduling_strategy.node_id
+            return SimpleNamespace(remote=lambda _: self._actor(name, kind(str(self._folders[name]))))
+
+        return SimpleNamespace(options=options)
+
+    def _actor(self, name: str, node: Any) -> SimpleNamespace:
+        def method(what: str) -> SimpleNamespace:
+            def call(*args: Any) -> list[Any]:
+                never = name == self._stuck and what == "grown" and args[1]
+                return [] if never else [getattr(node, what)(*args)]
+
+            return SimpleNamespace(remote=lambda *args: Answer(call(*args)))
+
+        return SimpleNamespace(**{what: method(what) for what in ("begin", "grown", "remove")})
+
+    def wait(self, refs: list[Answer], num_returns: int, timeout: float) -> tuple[list[Answer], list[Answer]]:
+        return [ref for ref in refs if ref.content], [ref for ref in refs if not ref.content]
+
+    def get(self, ref: Answer) -> Any:
+        return ref.content[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    content: list[Any]
+
+
+def test_what_did_not_come_stays_on_its_node_and_on_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = {name: tmp_path / name / NAME for name in ("ready", "stuck")}
+    for folder in folders.values():
+        (folder / "run").mkdir(parents=True)
+        (folder / "run/metrics.jsonl").write_text("{}\n")
+        (folder / "source").mkdir()
+    monkeypatch.setitem(sys.modules, "ray", StandInRay(folders, "stuck"))
+    strategies = ModuleType("ray.util.scheduling_strategies")
+    strategies.NodeAffinitySchedulingStrategy = lambda name, soft: SimpleNamespace(node_id=name)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray.util", ModuleType("ray.util"))
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    head = tmp_path / "head"
+    (head / "run").mkdir(parents=True)
+    nodes = Mirrored(Attempt(head, boarding(RecordingService(), tmp_path, ["true"], nodes=3).spec), lambda line: None)
+    assert nodes.begin() == (2, None)
+    assert nodes.last(0.3) is False
+    nodes.remove(all_of_it=True)
+    assert not folders["ready"].exists()
+    assert left(folders["stuck"]) == {"run/metrics.jsonl": b"{}\n"}
 
 
 def test_a_node_gets_the_source_or_says_why_not(tmp_path: Path) -> None:
