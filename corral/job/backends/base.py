@@ -41,7 +41,8 @@ class Fate:
 class Observation:
     """What a backend sees of one submission. message: one line, why it ended or is not up yet, "" when all is well.
     rayjob_status and job_deployment_status: as KubeRay names them; backends without them make them up from presence.
-    fate: of one that is ended or absent; None: its end says nothing about why."""
+    fate: of one that is ended or absent; None: its end says nothing about why. hearsay: it is ended or absent by one
+    word alone that has been wrong before, which an agent that is still heard refutes."""
 
     presence: Presence
     message: str = ""
@@ -49,6 +50,7 @@ class Observation:
     rayjob_status: str = ""
     job_deployment_status: str = ""
     fate: Fate | None = None
+    hearsay: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ Before the verdict is fixed, in this order:
 3. A cancel that was asked for, then the end of the client's lease: CANCELLED.
 4. A passed deadline, of several the first one: TIMEOUT with the kind as its cause.
 5. The backend has said "ended" or "absent" for 5 s and there is no end record: FAILED, infra, agent_lost. The end of a
-   stream, a heartbeat that stays away, a backend that does not answer: none of them decides anything.
+   stream, a heartbeat that stays away, a backend that does not answer: none of them decides anything. Where the
+   backend has it from hearsay, an agent that was heard in the last 15 s refutes it.
 6. Otherwise the job moves on as its agent tells.
 
 The verdict is fixed on the way into COLLECTING (a job that waits has nothing to collect: into its terminal state) and
@@ -25,7 +26,7 @@ from typing import Any
 
 from corral.job.core.classify import cancelled, classify, lost, refused
 from corral.job.core.clock import elapsed
-from corral.job.core.deadlines import expired
+from corral.job.core.deadlines import SILENT_SECONDS, expired
 from corral.job.core.facts import Facts
 from corral.job.core.record import JobRecord
 from corral.job.protocol.states import TERMINAL, FailureClass, JobState
@@ -81,9 +82,17 @@ def _verdict(job: JobRecord, facts: Facts, now: float) -> Verdict | None:
         return classify(end)
     if verdict := _unwanted(job, facts, now):
         return verdict
-    if facts.ended_seen_at is not None and (silent := elapsed(facts.ended_seen_at, now)) >= LOST_GRACE:
-        return lost(facts.observation, silent)
-    return None
+    if facts.ended_seen_at is None or _lives(job, facts, now):
+        return None
+    silent = elapsed(facts.ended_seen_at, now)
+    return lost(facts.observation, silent) if silent >= LOST_GRACE else None
+
+
+def _lives(job: JobRecord, facts: Facts, now: float) -> bool:
+    """Whether the agent is heard, of a job that the backend calls over from hearsay."""
+    if facts.observation is None or not facts.observation.hearsay or facts.heartbeat_of(job) is None:
+        return False
+    return facts.heard_at is not None and elapsed(facts.heard_at, now) < SILENT_SECONDS
 
 
 def _unwanted(job: JobRecord, facts: Facts, now: float) -> Verdict | None:

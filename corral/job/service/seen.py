@@ -73,7 +73,10 @@ class Seen:
 
     @property
     def agent_gone(self) -> bool:
-        return self.observation is not None and self.observation.presence in (Presence.ENDED, Presence.ABSENT)
+        """By the backend's word, unless that is hearsay and the agent was heard since."""
+        if self.observation is None or self.ended_seen_at is None:
+            return False
+        return not (self.observation.hearsay and (self.heard_at or 0.0) > self.ended_seen_at)
 
     def failed(self, message: str, now: float) -> None:
         """A try failed: the next one comes later than the one before did."""

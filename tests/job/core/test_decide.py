@@ -70,6 +70,24 @@ def test_a_cancel_after_the_verdict_changes_nothing_but_the_retry():
     assert decide(collecting, Facts(logs_complete=True), START) == Decision(JobState.CLEANING, "all logs are stored")
 
 
+@pytest.mark.parametrize("presence", [Presence.ABSENT, Presence.ENDED])
+def test_an_agent_that_is_heard_refutes_hearsay_for_15_seconds(presence):
+    running = job(JobState.RUNNING, running=START)
+    facts = Facts(
+        observation=Observation(presence, "Ray says so", hearsay=True),
+        ended_seen_at=START,
+        heard=heartbeat("running"),
+        heard_at=START + 100,
+    )
+    assert decide(running, facts, START + 114.9) is None
+    assert decide(running, facts, START + 115) is not None
+    assert decide(running, replace(facts, heard=None, heard_at=None), START + LOST_GRACE) is not None
+    earlier = replace(facts, heard=heartbeat("running", attempt=2))
+    assert decide(running, earlier, START + 101) is not None
+    sure = replace(facts, observation=Observation(presence, "its process is gone"))
+    assert decide(running, sure, START + 101) is not None
+
+
 @pytest.mark.parametrize("state", HELD)
 def test_a_lost_agent_is_told_after_the_grace_and_not_before(state):
     lost = job(state, running=START)

@@ -409,7 +409,7 @@ def _refusal(error: KubeError) -> ConfigError | InfraError | None:
 
 
 def _final(rayjob: Object) -> bool:
-    return text(rayjob.get("status") or {}, "jobDeploymentStatus") == "Failed"
+    return text(rayjob.get("status") or {}, "jobDeploymentStatus") in ("Failed", "Complete")
 
 
 def _refused(folder: Path, submission_id: str, why: str) -> None:

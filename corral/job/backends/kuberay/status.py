@@ -88,7 +88,8 @@ class Row:
         )
 
 
-# What is decided without asking Ray. AppFailed and SubmissionFailed are not here: see _failed.
+# What is decided without asking Ray. AppFailed and SubmissionFailed are not here, nor is Complete where the operator
+# has no end from Ray: its submitter ended well, which is not the job. See _failed.
 ENDS: tuple[Row, ...] = (
     Row("ValidationFailed", Fate(Status.FAILED, "validation", _CONFIG)),
     Row("Failed", _START, ("PreRunningDeadlineExceeded",)),
@@ -99,7 +100,6 @@ ENDS: tuple[Row, ...] = (
     Row("Failed", Fate(Status.FAILED, "status_check", _INFRA), ("JobStatusCheckTimeoutExceeded",)),
     Row("Complete", SUCCEEDED, job=("SUCCEEDED",)),
     Row("Complete", STOPPED, job=("STOPPED",)),
-    Row("Complete", AGENT_LOST),
     Row("Retrying", Fate(Status.FAILED, "operator_retry", _INFRA)),
 )
 
@@ -112,7 +112,7 @@ def judge(rayjob: RayJobObject, heard: Heard = UNASKED) -> Observation | None:
     if row := next((row for row in ENDS if row.fits(deployment, reason, job)), None):
         code = 0 if row.fate is SUCCEEDED else None
         return _over(rayjob, row.fate, code)
-    if deployment == "Failed":
+    if deployment in ("Failed", "Complete"):
         return _failed(rayjob, reason, job, heard)
     if deployment in ("Suspending", "Suspended") and was_given(rayjob):
         return _over(rayjob, Fate(Status.FAILED, "preempted", _INFRA))
@@ -183,15 +183,17 @@ def by_ray(heard: Heard) -> Fate | None:
 
 
 def _failed(rayjob: RayJobObject, reason: str, job: str, heard: Heard) -> Observation | None:
-    """AppFailed, SubmissionFailed, and reasons of later operators."""
+    """AppFailed, SubmissionFailed, reasons of later operators, and Complete without an end that Ray told."""
     if heard is UNASKED:
         return None
     if heard.job is not None:
         fate = by_ray(heard)
-        if fate is None:  # its submitter is dead, the job is not
+        if fate is None:  # its submitter is over, the job is not
             return _running(rayjob, job, heard)
         return _over(rayjob, fate, heard.job.exit_code, said(heard.job, heard.output))
     words = text(rayjob.get("status") or {}, "message")
+    if text(rayjob.get("status") or {}, "jobDeploymentStatus") == "Complete":
+        return _over(rayjob, AGENT_LOST)
     if reason != "AppFailed":
         cause = "submission" if reason == "SubmissionFailed" else "rayjob_failed"
         return _over(rayjob, Fate(Status.FAILED, cause, _INFRA))

@@ -18,6 +18,7 @@ from corral.job.backends.ray_jobs.harvest import NONCE, Harvest
 from corral.job.protocol.agent import BOARDING as AGENT_BOARDING
 from corral.job.protocol.agent import TOKEN as AGENT_TOKEN
 from corral.job.protocol.agent import AgentSpec, Boarding
+from corral.job.protocol.states import FailureClass
 from corral.job.protocol.submit import Resources
 from corral.job.service.settings import Settings
 
@@ -107,7 +108,10 @@ def observation_of(job: RayJob | None, output: Sequence[str] | None = ()) -> Obs
             return Observation(Presence.STARTING, said(job), None, job.status, "Initializing")
         return Observation(Presence.ACTIVE, "", None, job.status, "Running")
     deployment = "Failed" if job.status == "FAILED" else "Complete"
-    return Observation(Presence.ENDED, said(job, output), job.exit_code, job.status, deployment, fate_of(job, output))
+    fate = fate_of(job, output)
+    # Ray calls a job FAILED after one call to its supervisor that did not come through; what people do is no mistake.
+    hearsay = fate is None or fate.failure_class not in (FailureClass.CANCEL, FailureClass.CONFIG)
+    return Observation(Presence.ENDED, said(job, output), job.exit_code, job.status, deployment, fate, hearsay)
 
 
 def resource_of(kind: str, nodes: Sequence[RayNode]) -> str:
@@ -136,7 +140,12 @@ def gate(nodes: Sequence[RayNode], resources: Resources, placement: Placement, r
     fit = [node for node in alive if node.resources.get(resource_name, 0) >= devices]
     if len(fit) >= wanted:
         return None
-    short = [f"{_name(node)} has {_count(node.resources.get(resource_name, 0))}" for node in alive if node not in fit]
+    short = [
+        f"{_name(node)} has {_count(node.resources.get(resource_name, 0))}"
+        f"{platform.instead(node.resources, resource_name)}"
+        for node in alive
+        if node not in fit
+    ]
     short += [f"{_name(node)} is dead" for node in nodes if not node.alive and node.resources.get(resource_name, 0)]
     alike = [said if count == 1 else f"{said} ({count} times)" for said, count in Counter(short).items()]
     others = "; ".join(alike[:4]) + (f"; and {len(alike) - 4} more" if len(alike) > 4 else "")

@@ -126,7 +126,7 @@ class RayJobsBackend:
         if job is None:
             return await self._unknown(note)
         if not job.over and (lost := await self._doubts.node_lost(job)) is not None:
-            return Observation(Presence.ENDED, lost, None, job.status, "Failed", HEAD_LOST)
+            return Observation(Presence.ENDED, lost, None, job.status, "Failed", HEAD_LOST, hearsay=True)
         if job.over and not await self._harvest.settled(self._api, submission_id):
             message = f"Ray says {job.status}; what its agent left in the log is being read"
             return Observation(Presence.ACTIVE, message, None, "RUNNING", "Running")
@@ -272,9 +272,9 @@ class RayJobsBackend:
         session = str((await self._api.version()).get("session_name") or "")
         if note.session and session != note.session:
             why = "Ray's head was restarted, and knows nothing any more of the jobs it had"
-            return Observation(Presence.ABSENT, why, fate=HEAD_LOST)
+            return Observation(Presence.ABSENT, why, fate=HEAD_LOST, hearsay=True)
         why = "Ray knows no such job any more: somebody deleted it there"
-        return Observation(Presence.ABSENT, why, fate=NOT_FOUND)
+        return Observation(Presence.ABSENT, why, fate=NOT_FOUND, hearsay=True)
 
     # Ending ---------------------------------------------------------------------------------------------------------
 

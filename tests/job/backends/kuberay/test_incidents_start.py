@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from corral.job.protocol.states import JobState
 from tests.job.backends.kube.containers import unpullable, unschedulable
 from tests.job.backends.kuberay.incident import scene
 from tests.job.backends.kuberay.place import Kubernetes_, kubernetes
@@ -38,6 +39,41 @@ def test_2154_a_submitter_that_says_running_after_the_driver_failed(it: Kubernet
             it.operator.held |= {"Running"}
             job = at.head.jobs[at.name]
             job.exit_code, job.status = 3, "FAILED"
+            verdict = await at.over()
+            assert (verdict.status, verdict.failure_class, verdict.exit_code) == ("FAILED", "user", 3)
+
+    asyncio.run(life())
+
+
+# Row 33 of docs/incidents.md, from pull request 3216: the submitter was tried again, found its job there, followed the
+# rest of its log and ended with 0, so that its Kubernetes Job is complete.
+
+
+@pytest.mark.parametrize("way", ["end record", "exit code of Ray"])
+def test_33_a_second_submitter_that_ends_well_does_not_turn_red_into_green(it: Kubernetes_, way: str) -> None:
+    async def life() -> None:
+        async with scene(it, submission="K8sJobMode") as at:
+            await at.runs()
+            it.operator.held |= {"Running", "Complete"}
+            if way == "end record":
+                await at.agent_says(3)
+            else:
+                at.head.jobs[at.name].exit_code, at.head.jobs[at.name].status = 3, "FAILED"
+            it.operator.set_status(at.name, jobDeploymentStatus="Complete", jobStatus="FAILED")
+            verdict = await at.over()
+            assert (verdict.status, verdict.failure_class, verdict.exit_code) == ("FAILED", "user", 3)
+
+    asyncio.run(life())
+
+
+def test_33_a_second_submitter_that_ends_while_the_job_runs_ends_nothing(it: Kubernetes_) -> None:
+    async def life() -> None:
+        async with scene(it, submission="K8sJobMode") as at:
+            await at.runs()
+            it.operator.held |= {"Running", "Complete"}
+            it.operator.set_status(at.name, jobDeploymentStatus="Complete", jobStatus="RUNNING")
+            assert (await at.lets_pass(8.0)).state is JobState.RUNNING
+            await at.agent_says(3)
             verdict = await at.over()
             assert (verdict.status, verdict.failure_class, verdict.exit_code) == ("FAILED", "user", 3)
 

@@ -64,7 +64,10 @@ VERDICTS = [
     ("Failed", "RUNNING", "SomethingNew", "", SILENT, "FAILED", "infra", "rayjob_failed", 75),
     ("Complete", "SUCCEEDED", "", "", UNASKED, "SUCCEEDED", None, "exit_code", 0),
     ("Complete", "STOPPED", "", "", UNASKED, "CANCELLED", "cancel", "stopped", 130),
-    ("Complete", "RUNNING", "", "", UNASKED, "FAILED", "infra", "agent_lost", 75),
+    ("Complete", "RUNNING", "", "", SILENT, "FAILED", "infra", "agent_lost", 75),
+    ("Complete", "", "", "", UNKNOWN, "FAILED", "infra", "agent_lost", 75),
+    ("Complete", "FAILED", "", "", ray("FAILED", 3, ENTRY), "FAILED", "user", "exit_code", 3),
+    ("Complete", "RUNNING", "", "", ray("SUCCEEDED", 0), "SUCCEEDED", None, "exit_code", 0),
     ("Retrying", "FAILED", "AppFailed", "", UNASKED, "FAILED", "infra", "operator_retry", 75),
     ("Suspending", "RUNNING", "", "", UNASKED, "FAILED", "infra", "preempted", 75),
     ("Suspended", "", "", "", UNASKED, "FAILED", "infra", "preempted", 75),
@@ -103,6 +106,7 @@ LIVES = [
     (rayjob("Running", "RUNNING"), SILENT, Presence.ACTIVE, "does not answer"),
     (rayjob("Running", "SUCCEEDED"), SILENT, Presence.ACTIVE, "does not answer"),
     (rayjob("Failed", "RUNNING", "SubmissionFailed"), ray("RUNNING"), Presence.ACTIVE, ""),
+    (rayjob("Complete", "RUNNING"), ray("RUNNING"), Presence.ACTIVE, ""),
     (rayjob("Running", spec={"submissionMode": "HTTPMode"}), UNKNOWN, Presence.STARTING, "about to"),
 ]
 
@@ -130,6 +134,7 @@ def test_a_job_the_operator_would_start_again_on_a_new_head_is_lost(mode):
         rayjob("Waiting", spec={"jobId": ""}, **GIVEN),
         rayjob("Failed", "RUNNING", "SubmissionFailed"),
         rayjob("Failed", "FAILED", "AppFailed"),
+        rayjob("Complete", "FAILED"),
     ],
 )
 def test_ray_is_asked_before_these_are_judged(seen):
