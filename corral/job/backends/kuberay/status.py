@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -24,6 +24,7 @@ from corral.job.backends.ray_jobs.errors import (
     SUCCEEDED,
     USER,
     fate_of,
+    hearsay,
     said,
 )
 from corral.job.protocol.states import FailureClass, Status
@@ -190,7 +191,7 @@ def _failed(rayjob: RayJobObject, reason: str, job: str, heard: Heard) -> Observ
         fate = by_ray(heard)
         if fate is None:  # its submitter is over, the job is not
             return _running(rayjob, job, heard)
-        return _over(rayjob, fate, heard.job.exit_code, said(heard.job, heard.output))
+        return _over_at_ray(rayjob, fate, heard.job, heard.output)
     words = text(rayjob.get("status") or {}, "message")
     if text(rayjob.get("status") or {}, "jobDeploymentStatus") == "Complete":
         return _over(rayjob, AGENT_LOST)
@@ -208,7 +209,7 @@ def _running(rayjob: RayJobObject, job: str, heard: Heard) -> Observation:
     if heard.job is not None:
         fate = by_ray(heard)
         if fate is not None:
-            return _over(rayjob, fate, heard.job.exit_code, said(heard.job, heard.output))
+            return _over_at_ray(rayjob, fate, heard.job, heard.output)
         if heard.job.status == "PENDING":
             return _observed(rayjob, Presence.STARTING, said(heard.job))
         return _observed(rayjob, Presence.ACTIVE)
@@ -239,6 +240,11 @@ def _over(rayjob: RayJobObject, fate: Fate, code: int | None = None, why: str = 
             why += f", its job {job}"
         why += f": {words}" if words else ""
     return _observed(rayjob, Presence.ENDED, why, code, fate)
+
+
+def _over_at_ray(rayjob: RayJobObject, fate: Fate, job: RayJob, output: Sequence[str] | None) -> Observation:
+    seen = _over(rayjob, fate, job.exit_code, said(job, output))
+    return replace(seen, hearsay=hearsay(fate))
 
 
 def _observed(

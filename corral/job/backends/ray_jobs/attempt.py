@@ -13,12 +13,11 @@ from corral import platform
 from corral.errors import ConfigError
 from corral.job.backends.base import Observation, Placement, Presence
 from corral.job.backends.ray_jobs.api import PENDING, RayJob, RayNode, Submission
-from corral.job.backends.ray_jobs.errors import fate_of, said
+from corral.job.backends.ray_jobs.errors import fate_of, hearsay, said
 from corral.job.backends.ray_jobs.harvest import NONCE, Harvest
 from corral.job.protocol.agent import BOARDING as AGENT_BOARDING
 from corral.job.protocol.agent import TOKEN as AGENT_TOKEN
 from corral.job.protocol.agent import AgentSpec, Boarding
-from corral.job.protocol.states import FailureClass
 from corral.job.protocol.submit import Resources
 from corral.job.service.settings import Settings
 
@@ -108,10 +107,8 @@ def observation_of(job: RayJob | None, output: Sequence[str] | None = ()) -> Obs
             return Observation(Presence.STARTING, said(job), None, job.status, "Initializing")
         return Observation(Presence.ACTIVE, "", None, job.status, "Running")
     deployment = "Failed" if job.status == "FAILED" else "Complete"
-    fate = fate_of(job, output)
-    # Ray calls a job FAILED after one call to its supervisor that did not come through; what people do is no mistake.
-    hearsay = fate is None or fate.failure_class not in (FailureClass.CANCEL, FailureClass.CONFIG)
-    return Observation(Presence.ENDED, said(job, output), job.exit_code, job.status, deployment, fate, hearsay)
+    fate, why = fate_of(job, output), said(job, output)
+    return Observation(Presence.ENDED, why, job.exit_code, job.status, deployment, fate, hearsay(fate))
 
 
 def resource_of(kind: str, nodes: Sequence[RayNode]) -> str:

@@ -78,6 +78,12 @@ def fate_of(job: RayJob, output: Sequence[str] | None) -> Fate | None:
     return USER if job.exit_code in _TELLING else AGENT_LOST
 
 
+def hearsay(fate: Fate | None) -> bool:
+    """Whether an agent that is heard refutes it: Ray calls a job FAILED after one call to its supervisor that did not
+    come through. What people do or ask for is no mistake of Ray's."""
+    return fate is None or fate.failure_class not in (FailureClass.CANCEL, FailureClass.CONFIG)
+
+
 def said(job: RayJob, output: Sequence[str] | None = ()) -> str:
     """One line about a job that has ended badly, or is not up yet."""
     if job.status == "STOPPED":

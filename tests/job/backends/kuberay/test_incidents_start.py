@@ -13,6 +13,7 @@ from corral.job.protocol.states import JobState
 from tests.job.backends.kube.containers import unpullable, unschedulable
 from tests.job.backends.kuberay.incident import scene
 from tests.job.backends.kuberay.place import Kubernetes_, kubernetes
+from tests.job.service.reconciling import end_record
 
 
 @pytest.fixture
@@ -76,6 +77,24 @@ def test_33_a_second_submitter_that_ends_while_the_job_runs_ends_nothing(it: Kub
             await at.agent_says(3)
             verdict = await at.over()
             assert (verdict.status, verdict.failure_class, verdict.exit_code) == ("FAILED", "user", 3)
+
+    asyncio.run(life())
+
+
+def test_19_ray_calls_a_job_failed_whose_agent_is_heard(it: Kubernetes_) -> None:
+    """Row 19 of docs/incidents.md: the operator believes it, and the job runs on to its end record."""
+
+    async def life() -> None:
+        async with scene(it) as at:
+            await at.runs()
+            job = at.head.jobs[at.name]
+            job.status, job.error_type = "FAILED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"
+            await at.is_in("Failed", "FAILED")
+            for _ in range(10):
+                await at.world.beat(at.job, "running")
+                assert (await at.lets_pass(2.0)).state is JobState.RUNNING
+            await at.world.runner.end(at.job, end_record(at.job, 0))
+            assert (await at.over()).status == "SUCCEEDED"
 
     asyncio.run(life())
 
