@@ -26,6 +26,7 @@ from tests.job.backends.ray_jobs.dashboard import Dashboard, Job, node
 from tests.job.service.reconciling import BOUND, Hand, World, end_record
 
 STEP, PAUSE = 1.0, 0.005  # seconds of the clock that is turned, and of real time meanwhile
+SLOW = pytest.mark.slow
 RPC = "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE"
 WHOLE = {"nodes": 2, "accelerators_per_node": 8, "kind": "npu"}
 
@@ -132,27 +133,27 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[
     return lambda life: asyncio.run(main(life))
 
 
-@pytest.mark.parametrize("heard", [True, False], ids=["heard", "in Ray's log alone"])
+@pytest.mark.parametrize("heard", [pytest.param(True, marks=SLOW), False], ids=["heard", "in Ray's log alone"])
 def test_09_running_after_the_exit_with_a_huge_log(play, heard):
     """The end record ends the job, and the log is read once, however often it was looked at meanwhile."""
-    content = b"".join(b"line %06d of a long log\n" % number for number in range(8_000))
+    content = b"".join(b"line %06d of a long log\n" % number for number in range(4_000))
 
     async def life(at: Scene) -> None:
-        at.ray.piece = 1 << 16
+        at.ray.piece = 1 << 14
         await at.runs()
         record = at.agent_prints(7, content)
         if heard:
             await at.world.runner.end(at.job, record)
         verdict = await at.over()
         assert (verdict.status, verdict.failure_class, verdict.exit_code) == ("FAILED", "user", 7)
-        assert len(at.lines()) == 8_000
+        assert len(at.lines()) == 4_000
         assert at.ray.count("GET .*/logs.*") <= 3
         assert at.ray.count("POST .*/stop") >= 1  # it was still called running
 
     play(life)
 
 
-@pytest.mark.parametrize("way", ["before", "after", "log"])
+@pytest.mark.parametrize("way", [pytest.param("before", marks=SLOW), "after", "log"])
 def test_18_a_success_that_ray_calls_failed_after_a_head_swap(play, way):
     """way: the end record comes before or after Ray's word, or lies in its log."""
 
@@ -178,7 +179,7 @@ def test_19_failed_after_one_call_that_did_not_come_through_while_the_driver_liv
         await at.runs()
         at.at_ray.status, at.at_ray.error_type = "FAILED", RPC
         at.at_ray.message = "Unexpected error occurred: RpcError"
-        job = await at.lets_pass(40.0, beats=True)
+        job = await at.lets_pass(30.0, beats=True)
         assert (job.state, job.verdict) == (JobState.RUNNING, None)
         assert not await at.world.beat(at.job, "running")
         await at.agent_says(0)
@@ -214,7 +215,7 @@ def test_19_a_job_that_people_stopped_at_ray_is_over_though_its_agent_is_heard(p
     play(life)
 
 
-@pytest.mark.parametrize("recovered", [True, False], ids=["new head", "same session"])
+@pytest.mark.parametrize("recovered", [True, pytest.param(False, marks=SLOW)], ids=["new head", "same session"])
 def test_20_the_history_of_jobs_is_gone_after_a_recovery(play, recovered):
     async def life(at: Scene) -> None:
         await at.runs()
@@ -236,7 +237,7 @@ def test_20_the_history_is_gone_and_the_agent_is_heard_to_its_end(play):
         await at.runs()
         at.ray.jobs.clear()
         at.ray.session = "session_2"
-        assert (await at.lets_pass(24.0, beats=True)).state is JobState.RUNNING
+        assert (await at.lets_pass(20.0, beats=True)).state is JobState.RUNNING
         await at.agent_says(3)
         verdict = await at.over()
         assert (verdict.status, verdict.failure_class, verdict.exit_code) == ("FAILED", "user", 3)
