@@ -12,7 +12,7 @@ from typing import Any
 from corral.config.plan import Topology
 from corral.engine.rank import Rank
 from corral.errors import InfraError
-from corral.platform import platform
+from corral.platform import instead, platform
 
 POLL = 0.5  # seconds between looks at the cluster
 
@@ -118,8 +118,12 @@ def _able(resource: str, devices: int) -> list[dict[str, Any]]:
 
 
 def _found(resource: str) -> str:
-    kinds = Counter(int(node["Resources"].get(resource, 0)) for node in _alive())
-    parts = [f"{count} node{'s' * (count > 1)} with {devices} {resource}" for devices, count in sorted(kinds.items())]
+    each = [node["Resources"] for node in _alive()]
+    kinds = Counter((int(has.get(resource, 0)), instead(has, resource)) for has in each)
+    parts = [
+        f"{count} node{'s' * (count > 1)} with {devices} {resource}{others}"
+        for (devices, others), count in sorted(kinds.items())
+    ]
     return ", ".join(parts) or "no node"
 
 

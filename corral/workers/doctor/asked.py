@@ -85,7 +85,8 @@ class NodeFacts:
 @dataclass(frozen=True)
 class SeenNode:
     """A node and what it answered. number: in the order of the run. devices: as Ray counts them, logical ones where
-    there is no cluster (None: not counted). skew: seconds its clock is ahead of ours, known to within `blur`."""
+    there is no cluster (None: not counted). skew: seconds its clock is ahead of ours, known to within `blur`.
+    others: accelerators that it has instead, see platform.instead."""
 
     number: int
     name: str
@@ -94,3 +95,4 @@ class SeenNode:
     facts: NodeFacts
     skew: float = 0.0
     blur: float = 0.0
+    others: str = ""

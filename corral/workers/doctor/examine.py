@@ -29,7 +29,7 @@ def examine(places: Places, asked: Asked) -> tuple[list[SeenNode], list[Finding]
             continue
         facts = NodeFacts.of(answer)
         skew, blur = _skew(places, place.number, asked.answer) if len(places.places) > 1 else (0.0, 0.0)
-        nodes.append(SeenNode(place.number, place.name, place.address, place.devices, facts, skew, blur))
+        nodes.append(SeenNode(place.number, place.name, place.address, place.devices, facts, skew, blur, place.others))
     if nodes:
         found += sameness(nodes, asked) + supplies(nodes, asked) + net.network(nodes, asked)
     if len(nodes) > 1:

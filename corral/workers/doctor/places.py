@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from corral.config.plan import Topology
+from corral.platform import instead
 from corral.workers.doctor.asked import Asked
 from corral.workers.doctor.probe import Probe
 from corral.workers.local_cluster import LocalCluster
@@ -20,12 +21,14 @@ POLL = 0.2  # seconds between looks at the cluster
 
 @dataclass(frozen=True)
 class Place:
-    """One node. number: in the order of the run. devices: as Ray counts them; None where nobody does."""
+    """One node. number: in the order of the run. devices: as Ray counts them; None where nobody does.
+    others: accelerators that it has instead, see platform.instead."""
 
     number: int
     name: str
     address: str
     devices: int | None
+    others: str = ""
 
 
 class Places(Protocol):
@@ -65,10 +68,7 @@ class RayNodes:
 
         resource = asked.platform.ray_resource
         nodes = _chosen(asked, resource)
-        self.places = [
-            Place(number, node["NodeName"], node["NodeManagerAddress"], int(node["Resources"].get(resource, 0)))
-            for number, node in enumerate(nodes)
-        ]
+        self.places = [_place(number, node, resource) for number, node in enumerate(nodes)]
         _send_code_along()
         actor = ray.remote(Probe)
         self._probes = [
@@ -140,6 +140,12 @@ def _chosen(asked: Asked, resource: str) -> list[dict[str, Any]]:
         time.sleep(POLL)
     able = [node for node in some if node["Resources"].get(resource, 0) >= (asked.devices or 1)]
     return in_order(able if asked.nodes is not None and len(able) >= asked.nodes else some)
+
+
+def _place(number: int, node: dict[str, Any], resource: str) -> Place:
+    has = node["Resources"]
+    devices, others = int(has.get(resource, 0)), instead(has, resource)
+    return Place(number, node["NodeName"], node["NodeManagerAddress"], devices, others)
 
 
 def _send_code_along() -> None:

@@ -45,10 +45,8 @@ def _devices(node: SeenNode, asked: Asked) -> list[Finding]:
     found = []
     if node.devices is not None:
         fix = f"start the node with {wanted} {resource}, or ask for fewer devices"
-        count = Finding(
-            "devices", node.devices >= wanted, f"{wanted} {resource}", f"{node.devices} {resource}", fix, node.number
-        )
-        found.append(count)
+        has = f"{node.devices} {resource}{node.others}"
+        found.append(Finding("devices", node.devices >= wanted, f"{wanted} {resource}", has, fix, node.number))
     if files is not None:
         pattern = f"/dev/{asked.platform.device_files}"
         found.append(

@@ -137,7 +137,12 @@ def gate(nodes: Sequence[RayNode], resources: Resources, placement: Placement, r
     fit = [node for node in alive if node.resources.get(resource_name, 0) >= devices]
     if len(fit) >= wanted:
         return None
-    short = [f"{_name(node)} has {_count(node.resources.get(resource_name, 0))}" for node in alive if node not in fit]
+    short = [
+        f"{_name(node)} has {_count(node.resources.get(resource_name, 0))}"
+        f"{platform.instead(node.resources, resource_name)}"
+        for node in alive
+        if node not in fit
+    ]
     short += [f"{_name(node)} is dead" for node in nodes if not node.alive and node.resources.get(resource_name, 0)]
     alike = [said if count == 1 else f"{said} ({count} times)" for said, count in Counter(short).items()]
     others = "; ".join(alike[:4]) + (f"; and {len(alike) - 4} more" if len(alike) > 4 else "")
