@@ -30,6 +30,9 @@ def attribute(name):
     raise AttributeError(name)
 torch.cuda._is_compiled = lambda: True
 torch._C.__getattr__ = attribute
+for name in dir(torch._C):  # those of a build with CUDA; one without has none
+    if name.startswith("_cuda"):
+        setattr(torch._C, name, trap(name))
 torch.cuda._lazy_init = trap("_lazy_init")
 torch.cuda.init = trap("init")
 for module in sys.argv[1:]:
