@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
+from corral.errors import ConfigError
 from corral.job.protocol.agent import AgentSpec, EndRecord, Heartbeat
 from corral.job.protocol.states import FailureClass, Status
 from corral.job.protocol.submit import Patch, Resources
@@ -60,6 +61,15 @@ class Capacity:
     devices: int
     nodes: int
     devices_per_node: int
+
+    def check(self, resources: Resources) -> None:
+        """Raises ConfigError for a job that never fits, as when the limits were lowered after it was taken."""
+        nodes, devices = resources.nodes, resources.accelerators_per_node
+        if nodes > self.nodes or devices > self.devices_per_node or resources.devices > self.devices:
+            raise ConfigError(
+                f"{nodes} nodes of {devices} devices never fit: this service has {self.devices} devices, and a job at "
+                f"most {self.nodes} nodes of {self.devices_per_node}"
+            )
 
 
 @dataclass(frozen=True)

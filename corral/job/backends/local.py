@@ -135,16 +135,7 @@ class LocalBackend:
     # In threads -----------------------------------------------------------------------------------------------------
 
     def _provision(self, spec: AgentSpec, resources: Resources, head: str) -> None:
-        most = self.capacity
-        if (
-            resources.nodes > most.nodes
-            or resources.accelerators_per_node > most.devices_per_node
-            or resources.devices > most.devices
-        ):
-            raise ConfigError(
-                f"{resources.nodes} nodes of {resources.accelerators_per_node} devices never fit: this service has "
-                f"{most.devices} devices, and a job at most {most.nodes} nodes of {most.devices_per_node}"
-            )
+        self.capacity.check(resources)
         folder, mark = self._folder(spec.submission_id), self._mark(spec.submission_id)
         if folder is None:
             raise ConfigError(f"{spec.submission_id!r} is not the id of a submission")

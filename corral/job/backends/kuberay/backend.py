@@ -120,16 +120,8 @@ class KubeRayBackend:
     # Starting -------------------------------------------------------------------------------------------------------
 
     async def provision(self, spec: AgentSpec, resources: Resources, placement: Placement = ANY) -> None:
-        name, most = spec.submission_id, self.capacity
-        if (
-            resources.nodes > most.nodes
-            or resources.accelerators_per_node > most.devices_per_node
-            or resources.devices > most.devices
-        ):
-            raise ConfigError(
-                f"{resources.nodes} nodes of {resources.accelerators_per_node} devices never fit: this service has "
-                f"{most.devices} devices, and a job at most {most.nodes} nodes of {most.devices_per_node}"
-            )
+        name = spec.submission_id
+        self.capacity.check(resources)
         folder = self._folder(name)
         if folder is None:
             raise ConfigError(f"{name!r} is not the id of a submission")

@@ -77,16 +77,7 @@ class RayJobsBackend:
 
     async def provision(self, spec: AgentSpec, resources: Resources, placement: Placement = ANY) -> None:
         """A cluster without the nodes for it is waited for; `observe` says meanwhile what is missing."""
-        most = self.capacity
-        if (
-            resources.nodes > most.nodes
-            or resources.accelerators_per_node > most.devices_per_node
-            or resources.devices > most.devices
-        ):
-            raise ConfigError(
-                f"{resources.nodes} nodes of {resources.accelerators_per_node} devices never fit: this service has "
-                f"{most.devices} devices, and a job at most {most.nodes} nodes of {most.devices_per_node}"
-            )
+        self.capacity.check(resources)
         name = spec.submission_id
         folder = self._folder(name)
         if folder is None:
