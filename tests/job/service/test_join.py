@@ -7,6 +7,7 @@ import json
 import logging
 import tarfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +149,19 @@ def test_an_agent_joins_a_real_service(service: Running, tmp_path: Path) -> None
     provision(service, job_id)
     spec = files.read_spec(folder_of(service, job_id))
     assert spec is not None
-    command = ["bash", "-c", "bash run.sh; echo $PASSWORD; echo left > $CORRAL_RUN_DIR/left.txt; exit 4"]
+    go = tmp_path / "go"
+    waits = f"while [ ! -e {go} ]; do sleep 0.05; done"  # a command that is over at once may never be said to run
+    command = ["bash", "-c", f"bash run.sh; echo $PASSWORD; echo left > $CORRAL_RUN_DIR/left.txt; {waits}; exit 4"]
     asked = {"command": command, "cwd": "source", "bundle": digest, "secrets": {}}
     about = Boarding(spec=spec.model_copy(update=asked), root=str(tmp_path / "root"), join=True)
     token = agent_token(service.service.agent_key, job_id)
     agent = Joining(about, tmp_path / "output", {TOKEN: token})
     try:
+        end = time.monotonic() + 30
+        while "running" not in {heard.phase for heard in service.runner.heard}:
+            assert time.monotonic() < end, agent.said()
+            time.sleep(0.02)
+        go.touch()
         assert agent.wait() == 4
     finally:
         agent.end()
