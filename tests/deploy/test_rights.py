@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from corral.job.backends.base import Presence
+from corral.job.backends.identity import service_id
 from corral.job.backends.kuberay.backend import KubeRayBackend
 from corral.job.backends.kuberay.manifest import MANAGED_BY
 from corral.job.backends.kuberay.pods import SERVICE, SUBMISSION
-from corral.job.backends.ray_jobs.attempt import service_id
 from tests.deploy.manifests import FOLDER, the
 from tests.job.backends.contract import ONE, ended, until, until_presence
 from tests.job.backends.kube.api import FakeKube

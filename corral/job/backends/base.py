@@ -125,7 +125,7 @@ class Backend(Protocol):
         """Remove everything of the submission; returns when observe would say absent. Raises InfraError otherwise."""
 
     async def list_owned(self) -> list[str]:
-        """Submission ids of everything that exists and was started by this service's data folder."""
+        """Submission ids of everything that exists and was started from this service's data folder."""
 
     async def end_record(self, submission_id: str) -> EndRecord | None:
         """The whole end record on disk, None when there is none or it is not whole."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -166,15 +167,14 @@ def test_a_job_that_is_stopped_while_it_is_given_to_ray_is_stopped_there(tmp_pat
     run(tmp_path, life)
 
 
-def test_jobs_of_a_service_with_the_same_path_on_another_host_are_left_alone(tmp_path):
+def test_what_a_service_left_that_lost_the_folders_of_its_jobs_is_removed_all_the_same(tmp_path):
     async def life(make, dashboard):
-        backend = make()
-        await backend.provision(SPEC, ONE)
-        await until_presence(backend, NAME, Presence.ACTIVE)
-        theirs = Job(metadata=dict(dashboard.jobs[NAME].metadata))
-        dashboard.jobs["rj-ffffffffffff-a1"] = theirs
-        assert await backend.list_owned() == [NAME]
-        assert theirs.status == "RUNNING"
+        await make().provision(SPEC, ONE)
+        shutil.rmtree(tmp_path / "data" / "jobs")
+        later = make()
+        assert await later.list_owned() == [NAME]
+        await later.destroy(NAME)
+        assert dashboard.jobs == {}
 
     run(tmp_path, life)
 

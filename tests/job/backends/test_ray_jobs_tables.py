@@ -132,15 +132,16 @@ def spec(**more: object) -> AgentSpec:
 def test_what_the_cluster_is_given_holds_no_secret_and_no_shell_text(tmp_path: Path):
     settings = Settings(tmp_path, nodes=Nodes(agent_dir="/scratch/jobs", python="/opt/py"))
     about = {"repository": "o/r", "corral_job": "a lie"}
-    asked = submission_of(spec(), settings, Placement(about=about))
+    asked = submission_of(spec(), settings, Placement(about=about), owner="0123456789ab")
     assert asked.entrypoint.startswith("/opt/py -m corral.job.agent.join # ")
     assert asked.metadata["repository"] == "o/r"
     assert asked.metadata["corral_job"] == "rj-0123456789ab"
+    assert asked.metadata["corral_service"] == "0123456789ab"
     boarding = Boarding.decode(asked.env["CORRAL_AGENT_BOARDING"])
     assert (boarding.join, boarding.root, boarding.secret_env) == (True, "/scratch/jobs", [])
     assert "secret" not in boarding.model_dump_json().replace("secret_env", "").replace('"secrets":{}', "")
     assert asked.env["CORRAL_AGENT_TOKEN"] == "secret-token"
-    given = submission_of(spec(), settings, ANY, secret_env=["KEY"], agent_env=False)
+    given = submission_of(spec(), settings, ANY, owner="0123456789ab", secret_env=["KEY"], agent_env=False)
     assert set(given.env) == {"RAY_JOB_STOP_WAIT_TIME_S"}
     assert not Boarding.decode(boarding_of(spec(), settings, ["KEY"])).join
     assert not Boarding.decode(boarding_of(spec(secrets={}), settings)).join

@@ -14,6 +14,7 @@ from pathlib import Path
 from corral.errors import ConfigError, InfraError
 from corral.job.backends import folder as files
 from corral.job.backends.base import ANY, Capacity, Observation, Placement, Presence
+from corral.job.backends.identity import service_id
 from corral.job.backends.kuberay import cleanup
 from corral.job.backends.kuberay import manifest as manifests
 from corral.job.backends.kuberay import pod_states as pods
@@ -39,7 +40,7 @@ from corral.job.backends.kuberay.status import (
 from corral.job.backends.kuberay.transport import Patience
 from corral.job.backends.kuberay.way import Wanted, Way
 from corral.job.backends.ray_jobs.api import JobsApi, Submission
-from corral.job.backends.ray_jobs.attempt import Harvest, boarding_of, service_id, submission_of
+from corral.job.backends.ray_jobs.attempt import Harvest, boarding_of, submission_of
 from corral.job.backends.ray_jobs.note import Note, Stage, read_note, write_note
 from corral.job.protocol.agent import BOARDING, TOKEN, AgentSpec, EndRecord, Heartbeat
 from corral.job.protocol.submit import Resources
@@ -176,7 +177,9 @@ class KubeRayBackend:
         """All that tells jobs apart lies in the Secret, which the head reads: the Ray job says nothing of it. Ray's own
         variables are those of the head's container, as they are where the operator submits."""
         by_cluster = self._by_cluster(placement)
-        made = submission_of(spec, self._settings, placement, secret_env=by_cluster, agent_env=False)
+        made = submission_of(
+            spec, self._settings, placement, owner=self._cluster.owner, secret_env=by_cluster, agent_env=False
+        )
         return replace(made, env={})
 
     def _by_cluster(self, placement: Placement) -> set[str]:

@@ -123,7 +123,8 @@ class Cluster:
             return rayjob
         raise ConfigError(
             f"RayJob {submission_id} in namespace {self.client.namespace} is there and this service did not make it; "
-            "two services with copies of one data folder use the same namespace, or it was made by hand: delete it"
+            "another service that uses the namespace was sent the same job, or it was made by hand: delete it, or give "
+            "this service a namespace of its own"
         )
 
     async def put_secret(self, submission_id: str, values: dict[str, str]) -> None:

@@ -219,8 +219,9 @@ class JobsApi:
             return False
         if there.metadata.get("corral_service") != submission.metadata.get("corral_service"):
             raise ConfigError(
-                f"Ray at {self.address} has a job {submission.submission_id} that this service did not start; two "
-                "services with copies of one data folder use the same cluster, or it was made by hand: delete it there"
+                f"Ray at {self.address} has a job {submission.submission_id} that this service did not start; "
+                "another service that uses the cluster was sent the same job, or it was made by hand: delete it there, "
+                "or give this service a cluster of its own"
             )
         return True
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from corral import platform
 from corral.errors import ConfigError
@@ -32,7 +29,6 @@ __all__ = [
     "metadata_of",
     "observation_of",
     "resource_of",
-    "service_id",
     "submission_of",
 ]
 
@@ -40,11 +36,6 @@ SERVICE, JOB = "corral_service", "corral_job"  # names in a Ray job's metadata
 STOP_SECONDS = 10  # that Ray leaves a stopped agent, which needs half of it to end its command and say so
 # A variable and its value have at most 128 KiB, and Ray puts the job's variables and metadata into one once more.
 LARGEST_BOARDING = 96 << 10
-
-
-def service_id(data_dir: Path) -> str:
-    """What tells the jobs of one service from those of others on the same cluster."""
-    return hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:12]
 
 
 def entrypoint(settings: Settings) -> str:
@@ -73,9 +64,9 @@ def boarding_of(spec: AgentSpec, settings: Settings, secret_env: Collection[str]
     return text
 
 
-def metadata_of(spec: AgentSpec, settings: Settings, placement: Placement) -> dict[str, str]:
+def metadata_of(spec: AgentSpec, owner: str, placement: Placement) -> dict[str, str]:
     """Of the Ray job, for people and for `list_owned`."""
-    return {**placement.about, SERVICE: service_id(settings.data_dir), JOB: spec.job_id}
+    return {**placement.about, SERVICE: owner, JOB: spec.job_id}
 
 
 def submission_of(
@@ -83,10 +74,12 @@ def submission_of(
     settings: Settings,
     placement: Placement,
     *,
+    owner: str,
     secret_env: Collection[str] = (),
     agent_env: bool = True,
 ) -> Submission:
-    """The Ray job of an attempt. agent_env: with the agent's token and boarding; False: its node has them already.
+    """The Ray job of an attempt. owner: id of this service. agent_env: with the agent's token and boarding; False: its
+    node has them already.
 
     Raises ConfigError for a command and environment that are too long.
     """
@@ -95,7 +88,7 @@ def submission_of(
     env = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)}
     if agent_env:
         env |= {AGENT_TOKEN: spec.token, AGENT_BOARDING: boarding_of(spec, settings, secret_env)}
-    return Submission(spec.submission_id, text, env, metadata_of(spec, settings, placement))
+    return Submission(spec.submission_id, text, env, metadata_of(spec, owner, placement))
 
 
 def observation_of(job: RayJob | None, output: Sequence[str] | None = ()) -> Observation:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from corral.errors import ConfigError, InfraError
 from corral.job.backends import folder as files
 from corral.job.backends.base import ANY, Capacity, Fate, Observation, Placement, Presence
+from corral.job.backends.identity import service_id
 from corral.job.backends.ray_jobs.api import JobsApi, RayJob
 from corral.job.backends.ray_jobs.attempt import (
     SERVICE,
@@ -22,7 +23,6 @@ from corral.job.backends.ray_jobs.attempt import (
     gate,
     observation_of,
     resource_of,
-    service_id,
     submission_of,
 )
 from corral.job.backends.ray_jobs.doubts import Doubts
@@ -55,7 +55,7 @@ class RayJobsBackend:
         self._data_dir = self._settings.data_dir
         self._service = service_id(self._data_dir)
         self._api = JobsApi(_address(settings.ray.address), token_of(settings.ray.token_file, "ray.token_file"))
-        self._harvest = Harvest(self._data_dir)
+        self._harvest = Harvest(self._data_dir, self._owns)
         self._doubts = Doubts(self._api)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting: dict[str, asyncio.Task[None]] = {}
@@ -157,11 +157,8 @@ class RayJobsBackend:
         self._locks.pop(submission_id, None)
 
     async def list_owned(self) -> list[str]:
-        """What has no folder here belongs to another service whose data folder has the same path on another host."""
-        jobs = await self._api.jobs()
-        ours = {job.submission_id for job in jobs if job.metadata.get(SERVICE) == self._service}
-        here = await asyncio.to_thread(files.submissions, self._data_dir)
-        return sorted((ours & here.keys()) | self._waiting.keys())
+        ours = {job.submission_id for job in await self._api.jobs() if self._owns(job)}
+        return sorted({name for name in ours if files.split(name)} | self._waiting.keys())
 
     async def end_record(self, submission_id: str) -> EndRecord | None:
         record = await asyncio.to_thread(self._harvest.end_record, submission_id)
@@ -225,7 +222,7 @@ class RayJobsBackend:
             log.error("%s cannot be submitted", name, exc_info=problem)
 
     async def _submit(self, spec: AgentSpec, placement: Placement, folder: Path) -> None:
-        submission = submission_of(spec, self._settings, placement)
+        submission = submission_of(spec, self._settings, placement, owner=self._service)
         session = str((await self._api.version()).get("session_name") or "")
         await asyncio.to_thread(write_note, folder, Note(Stage.SUBMITTING, session))
         await self._api.submit(submission)
@@ -240,7 +237,7 @@ class RayJobsBackend:
         if time.monotonic() - at > FRESH:
             try:
                 async with asyncio.timeout(LOOK_BOUND):
-                    job = await self._api.get(submission_id)
+                    job = await self._own(submission_id)
             except TimeoutError:
                 job = f"Ray's dashboard at {self._api.address} did not answer within {LOOK_BOUND:g} s"
             except InfraError as error:
@@ -252,7 +249,10 @@ class RayJobsBackend:
 
     async def _own(self, submission_id: str) -> RayJob | None:
         job = await self._api.get(submission_id)
-        return job if job is not None and job.metadata.get(SERVICE) == self._service else None
+        return job if job is not None and self._owns(job) else None
+
+    def _owns(self, job: RayJob) -> bool:
+        return job.metadata.get(SERVICE) == self._service
 
     async def _unknown(self, note: Note | None) -> Observation:
         """Ray does not know the job."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from corral.errors import InfraError
@@ -37,10 +37,11 @@ log = logging.getLogger("corral.service.ray")
 
 
 class Harvest:
-    """Of all attempts of a service. Its data folder holds one folder for each."""
+    """Of all attempts of a service. Its data folder holds one folder for each. owns: whether a Ray job is one of its
+    own; the log of another one is not read."""
 
-    def __init__(self, data_dir: Path) -> None:
-        self._data_dir = data_dir
+    def __init__(self, data_dir: Path, owns: Callable[[RayJob], bool] = lambda job: True) -> None:
+        self._data_dir, self._owns = data_dir, owns
         self._logs: dict[str, _Log] = {}
         self._watermarks: dict[str, Mapping[str, int]] = {}  # as last told, which may be before a log can be read
 
@@ -91,7 +92,7 @@ class Harvest:
             await its.close()
 
     async def _log(self, api: JobsApi, submission_id: str, job: RayJob | None = None) -> _Log | None:
-        """None for a submission that has no folder here, or no job there."""
+        """None for a submission that has no folder here, or no job of ours there."""
         known = files.split(submission_id)
         if known is None:
             return None
@@ -100,7 +101,7 @@ class Harvest:
         if its is not None and its.api is api:
             return its
         job = job or await api.get(submission_id)
-        if job is None or not folder.is_dir():
+        if job is None or not self._owns(job) or not folder.is_dir():
             return None
         if its is not None:
             await its.close()
