@@ -58,7 +58,8 @@ def run(folder: Path, away: bool = False) -> int:
 
 
 class _Agent:
-    """States: preflight → running → collecting → over. `end.json` is written on the way into collecting."""
+    """States: preflight → running → collecting → over, or preflight → over. `end.json` is written when the command is
+    over, or is not to run."""
 
     def __init__(self, attempt: Attempt, redactor: Redactor, away: bool) -> None:
         self._attempt, self._redactor = attempt, redactor
@@ -90,7 +91,8 @@ class _Agent:
             log.info("ended: %s", record.model_dump_json())
         elif self._away:
             self._away.end(record, self._told)
-        self._heart.tell("collecting")
+        if record.failure is None:  # of a command that never ran nobody is to hear that it is over
+            self._heart.tell("collecting")
         delivered = self._deliver(record)
         if self._away:
             self._away.finish(delivered, self._told)

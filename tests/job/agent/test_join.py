@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from corral import __version__
-from corral.job.protocol.agent import BOARDING, PROTOCOL
+from corral.job.protocol.agent import BOARDING, PROTOCOL, Heartbeat
+from corral.job.protocol.preflight import Preflight
 from tests.job.agent.joining import NAME, Joining, boarding, told_to_end, with_source
 from tests.job.agent.service import RecordingService
 from tests.job.agent.test_agent import until
@@ -84,6 +85,20 @@ def test_what_is_for_the_agent_is_kept_from_the_job(join: Join, service: Recordi
     }
     assert not [name for name in seen if name.startswith("CORRAL_AGENT_")]
     assert service.token not in agent.said()
+
+
+def test_of_a_command_that_never_ran_nobody_hears_that_it_runs_or_is_over(
+    join: Join, service: RecordingService
+) -> None:
+    """The end record takes its time to arrive."""
+    tries = iter(range(3))
+    service.fault = lambda what: "503" if what == "end" and next(tries) < 2 else None
+    asked = Preflight(paths=["absent"])
+    agent = join("echo", "never", nodes=1, devices_per_node=1, kind="cpu", preflight=asked)
+    assert agent.wait(60) == 78
+    assert [end["failure"][:7] for end in service.ends] == ["paths: "]
+    assert service.phases() == ["preflight"]
+    assert {beat.phase for beat in agent.frames() if isinstance(beat, Heartbeat)} <= {"preflight"}
 
 
 @pytest.mark.parametrize(

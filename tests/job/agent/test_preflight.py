@@ -58,6 +58,7 @@ def test_the_command_never_starts_on_nodes_that_are_not(make: MakeSpec, start: S
     assert not (folder / "it-ran").exists()
     record = end_of(folder)
     assert (record.exit_code, record.kind, record.failing_node) == (None, "config", None)
+    assert service.phases() == ["preflight"]
     assert record.failure == (
         f"paths: expected {folder}/absent there, found No such file or directory; name a path that every node has"
     )

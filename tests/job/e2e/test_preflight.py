@@ -65,6 +65,7 @@ def test_a_port_that_is_taken(at):
         client = at.submit("--preflight", "--env", f"MASTER_PORT={port}")
         assert client.done() == 75
     assert client.verdict.startswith(f"FAILED (infra): node-0: ports: expected port {port} free, found Address already")
+    assert "RUNNING" not in happened(at, client.job_id)
 
 
 def test_a_script_that_is_missing_takes_no_device(at):
