@@ -1,9 +1,9 @@
 """The line that tells why a job failed, found while its output goes by.
 
-What counts: the last line of a Python traceback (of a chain of them, its last one), Corral's own `error: ...`, a
-worker that died, a crash that Python or the shell reports, a command or module that is not there, and the texts of
-collective libraries and full disks. Of several, a cause comes before what its peers say because of it (a connection
-that was closed), what the job did not outlive before what it did, and then the earliest.
+What counts: the last line of a Python traceback (of a chain of them, its last one), Corral's own `error: ...`, a check
+of `corral doctor` that failed, a worker that died, a crash that Python or the shell reports, a command or module that
+is not there, and the texts of collective libraries and full disks. Of several, a cause comes before what its peers say
+because of it (a connection that was closed), what the job did not outlive before what it did, and then the earliest.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ _CHAIN = ("During handling of the above exception, another", "The above exceptio
 _WORKER_ERROR = re.compile(
     r"(?:\S*\.)?WorkerError: \S+ failed on node-\d+ rank \d+: (?P<said>.*); the traceback is in "
 )
+# As `corral doctor` prints a check that failed, the worst one first. where: a node or rank, or `one to another`.
+_CHECK = re.compile(r"FAILED  (?P<check>[a-z_]+)(?: on (?P<where>[^:]+))?: (?P<said>expected .*, found .*)")
 
 _LINES = re.compile(
     "|".join(
         [
             r"(?:[\w./-]+: )?error: \S",  # Corral's own, and argparse's
+            r"FAILED  [a-z_]+(?: on [^:]+)?: expected .*, found ",  # by `corral doctor`
             r"worker node-\d+ rank \d+ .*\bdied\b",
             r"Fatal Python error: ",
             r"(?:SyntaxError|IndentationError|TabError): ",  # of a script itself: no traceback line before it
@@ -54,6 +57,7 @@ _HINTS = (
     *(
         "Traceback",
         "rror: ",
+        "FAILED  ",
         "Error",
         "died",
         "No such file",
@@ -184,7 +188,12 @@ def _placed(line: Found) -> Found:
     """Node and rank as the text names them, unless the source does; the text without what repeats them."""
     text = line.text.strip()
     node, rank = line.node, line.rank
-    if rank is None:
+    if match := _CHECK.match(text):
+        where = match["where"] or ""
+        nodes, ranks = re.findall(r"node-(\d+)", where), re.findall(r"rank (\d+)", where)
+        node, rank = int(nodes[0]) if nodes else node, int(ranks[0]) if ranks else rank
+        text = f"{match['check']}{f' on {where}' if ' to ' in where else ''}: {match['said']}"
+    elif rank is None:
         named_node, rank = place_in(text)
         if rank is not None:
             node = named_node

@@ -19,6 +19,7 @@ def traceback(error: str, prefix: str = "") -> list[str]:
     return [prefix + line for line in lines]
 
 
+PATHS = "paths: expected /data there, found No such file or directory; name a path that every node has"
 CHAIN = [
     *traceback("KeyError: 'lr'"),
     "",
@@ -62,6 +63,20 @@ CHAIN = [
             None,
         ),
         (["SyntaxError: '(' was never closed"], None, None, None),
+        ([f"FAILED  {PATHS}", "ok  nodes      1 node"], PATHS, None, None),
+        (
+            ["FAILED  packages on node-1: expected torch 2.13, found torch 2.12; install it", f"FAILED  {PATHS}"],
+            "packages: expected torch 2.13, found torch 2.12; install it",
+            1,
+            None,
+        ),
+        (["FAILED  all_reduce on rank 5 on node-1: expected 6, found 5"], "all_reduce: expected 6, found 5", 1, 5),
+        (
+            ["FAILED  connect on node-1 to node-0: expected an answer, found none"],
+            "connect on node-1 to node-0: expected an answer, found none",
+            1,
+            None,
+        ),
         (["thread 'main' panicked at src/a.rs:3:5:"], None, None, None),
         (["terminate called after throwing an instance of 'std::bad_alloc'"], None, None, None),
         (
@@ -99,6 +114,7 @@ def test_one_error_is_found_with_its_place(lines, text, node, rank):
         ("PYTHON -X faulthandler -c 'import ctypes; ctypes.string_at(0)'", "Fatal Python error: Segmentation fault"),
         ("PYTHON -c 'raise ExceptionGroup(\"both\", [ValueError(1)])'", "ExceptionGroup: both (1 sub-exception)"),
         ("PYTHON -c 'raise SystemExit(\"error: my own words\")'", "error: my own words"),
+        ("PYTHON -m corral doctor --path /no/such/data", "paths: expected /no/such/data there, found No such file"),
     ],
 )
 def test_what_bash_and_python_really_say_is_found(tmp_path, script, said):
@@ -178,6 +194,9 @@ def test_a_long_error_is_cut_and_an_unfinished_traceback_is_none():
         "2 workers died: none of ours",
         "default: not found in cache, downloading",
         "uses python: 3.12",
+        "FAILED tests/test_a.py::test_b on node-1: expected 1, found 2",
+        "FAILED  to reach the moon",
+        "ok  paths      2 paths: expected 2, found 2",
     ],
 )
 def test_a_line_that_only_looks_like_an_error_is_none(line):

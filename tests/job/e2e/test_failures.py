@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 
 import pytest
@@ -34,6 +35,7 @@ def at():
         it.script("import.py", "import no_such_module_here")
         it.script("config.sh", "echo 'error: trainer.nnodes=0: has to be at least 1' >&2; exit 78")
         it.script("infra.sh", "echo 'error: port 1 taken' >&2; exit 75")
+        it.script("doctor.sh", f"{sys.executable} -m corral doctor --no-collective --path /no/such/data")
         it.script("segfault.sh", "kill -SEGV $$")
         it.script("killed.sh", "kill -KILL $$")
         it.script("absent.sh", "no_such_command_here")
@@ -53,6 +55,7 @@ COMMON = [
 RARE = [
     ("config.sh", 78, "FAILED (config): error: trainer.nnodes=0: has to be at least 1; exit code 78"),
     ("infra.sh", 75, "FAILED (infra): error: port 1 taken; exit code 75"),
+    ("doctor.sh", 78, "FAILED (config): paths: expected /no/such/data there, found No such file or directory; name a"),
     ("segfault.sh", 139, f"FAILED (user): {NO_LINE}; segmentation fault; exit code 139 (SIGSEGV)"),
     ("killed.sh", 75, f"FAILED (infra): {NO_LINE}; killed: out of memory, or by hand; exit code 137 (SIGKILL)"),
     ("own-timeout.sh", 124, "TIMEOUT (timeout): "),
