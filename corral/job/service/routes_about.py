@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -13,11 +11,9 @@ from corral.job.service.auth import Anyone, Reader
 from corral.job.service.context import service_of
 from corral.job.service.errors import ErrorBody, Refusal, answers
 from corral.job.service.metrics import MEDIA_TYPE
+from corral.job.service.readiness import unready
 
 router = APIRouter(tags=["service"])
-
-SECONDS = 3.0  # for database and backend to answer
-NOBODY = "rj-000000000000"
 
 
 @router.get("/healthz", response_model=Health)
@@ -29,17 +25,8 @@ async def healthz() -> Health:
 @router.get("/readyz", response_model=Health, responses={503: {"model": ErrorBody}})
 async def readyz(request: Request) -> Health:
     """Jobs can be stored and started."""
-    service = service_of(request)
-    try:
-        async with asyncio.timeout(SECONDS):
-            await service.journal.read(service.journal.store.get, NOBODY)
-    except TimeoutError as error:
-        raise Refusal(503, f"the database did not answer within {SECONDS:.0f} s") from error
-    try:
-        async with asyncio.timeout(SECONDS):
-            await service.runner.backend.list_owned()
-    except TimeoutError as error:
-        raise Refusal(503, f"the backend did not answer within {SECONDS:.0f} s") from error
+    if (why := await unready(service_of(request))) is not None:
+        raise Refusal(503, why, {"Retry-After": "2"})
     return Health(status="ready")
 
 
