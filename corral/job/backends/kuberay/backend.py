@@ -97,6 +97,8 @@ class KubeRayBackend:
         self._never: set[str] = set()  # stopped before Ray was given them
         self._headless: dict[str, float] = {}  # since when the head that has the job is not seen
         self._told: dict[str, tuple[float, str]] = {}  # what events said, and when they were read
+        if lost := manifests.LOST.get(mode := settings.kubernetes.submission):
+            log.warning("kubernetes.submission is %s: %s; InteractiveMode, the default, has none of this", mode, lost)
 
     async def close(self) -> None:
         """Leave everything as it is."""

@@ -25,7 +25,12 @@ END_MARGIN = 600  # seconds for what comes after the command: its output, its re
 PROCESSES = 32  # of Ray on a node, besides one a CPU
 NOBODY = "0" * 12
 DRY = "rj-000000000000-a1"
-_NO_RETRY_OF_OURS = "# HTTPMode: an operator that finds a new head runs the job again, whatever backoffLimit says.\n"
+_UNGATED = "the job may start before Ray has all of its nodes and devices"
+LOST = {
+    "K8sJobMode": f"{_UNGATED}, and fails with the pod that submitted it, however well it runs",
+    "HTTPMode": f"{_UNGATED}, and an operator that finds a new head runs it again, whatever backoffLimit says",
+    "SidecarMode": f"{_UNGATED}, and ends when a busy head restarts the container that submitted it",
+}  # in the modes in which the operator submits
 _HEADS = {"shared": "head on the first node", "separate": "head of its own"}
 
 
@@ -61,7 +66,8 @@ def refusal(resources: Resources, placement: Placement, settings: Settings) -> s
 
 def to_yaml(found: dict[str, Any]) -> str:
     """For people and kubectl. Values keep their types: "4" is quoted, 4 is not."""
-    note = _NO_RETRY_OF_OURS if found["spec"].get("submissionMode") == "HTTPMode" else ""
+    mode = found["spec"].get("submissionMode")
+    note = f"# {mode}: {LOST[mode]}.\n" if mode in LOST else ""
     text: str = yaml.dump(found, Dumper=_Dumper, sort_keys=False, width=10_000)
     return note + text
 

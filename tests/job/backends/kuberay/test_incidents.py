@@ -359,9 +359,15 @@ def test_a_rayjob_of_somebody_else_is_left_alone_and_named(it: Kubernetes_) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_other_submission_modes_run_and_end(it: Kubernetes_, mode: str) -> None:
+def test_other_submission_modes_run_and_end_and_the_service_says_what_is_lost(
+    it: Kubernetes_, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def life() -> None:
         async with scene(it, submission=mode) as at:
+            (said,) = [text for text in caplog.messages if text.startswith("kubernetes.submission")]
+            assert said.startswith(
+                f"kubernetes.submission is {mode}: the job may start before Ray has all of its nodes"
+            )
             await at.runs()
             await at.agent_says(0)
             assert (await at.over()).status == "SUCCEEDED"

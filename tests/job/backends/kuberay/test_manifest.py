@@ -206,9 +206,23 @@ def test_who_starts_the_entrypoint(mode):
     assert ("submitterPodTemplate" in spec) == (mode == "K8sJobMode")
 
 
-def test_http_mode_comes_with_a_warning():
-    found = made(where=settings(submission="HTTPMode"))
-    assert to_yaml(found).startswith("# HTTPMode: ")
+@pytest.mark.parametrize(
+    ("mode", "lost"),
+    [
+        ("K8sJobMode", "fails with the pod that submitted it"),
+        ("HTTPMode", "runs it again"),
+        ("SidecarMode", "ends when a busy head"),
+    ],
+)
+def test_a_mode_in_which_the_operator_submits_comes_with_what_is_lost(mode, lost):
+    text = to_yaml(made(where=settings(submission=mode)))
+    first = text.splitlines()[0]
+    assert first.startswith(f"# {mode}: the job may start before Ray has all of its nodes and devices, and ")
+    assert lost in first
+    assert yaml.safe_load(text)["spec"]["submissionMode"] == mode
+
+
+def test_the_usual_mode_comes_without_a_warning():
     assert not to_yaml(made()).startswith("#")
 
 
