@@ -7,32 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from corral.config.engines import actor_engine, critic_engine, ref_engine
+from corral.config.generation import rollout_plan
 from corral.config.objective import actor_update, algorithm_plan, critic_update, needs_critic
 from corral.config.paths import local_path
 from corral.config.plan import (
     DataPlan,
-    EnginePlan,
     Plan,
     RewardPlan,
     RolloutPlan,
-    Sampling,
     SkipPlan,
-    Topology,
     TrainerPlan,
 )
 from corral.config.schema.data import Data
 from corral.config.schema.reward import Reward
-from corral.config.schema.rollout import Rollout, ValKwargs
 from corral.config.schema.root import Config
 from corral.config.schema.trainer import Trainer
 from corral.config.topology import topology
 from corral.config.validate import listed
 from corral.errors import ConfigError
 from corral.platform import detect
-
-_ROLLOUT = "actor_rollout_ref.rollout"
-_PROBE_TOLERANCE = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.2}
-"""Log-prob gap that rounding alone explains, by compute dtype."""
 
 
 def derive(config: Config, environ: Mapping[str, str]) -> Plan:
@@ -44,7 +37,7 @@ def derive(config: Config, environ: Mapping[str, str]) -> Plan:
     where, notices = topology(config.trainer, device, environ)
     actor = actor_engine(config, where)
     critic = critic_engine(config, where) if needs_critic(config) else None
-    rollout = _rollout(config, where, actor, notices)
+    rollout = rollout_plan(config.actor_rollout_ref.rollout, config.data, where, actor, notices, environ)
     return Plan(
         topology=where,
         data=_data(config.data),
@@ -81,59 +74,6 @@ def _data(data: Data) -> DataPlan:
         train_max_samples=data.train_max_samples,
         val_max_samples=data.val_max_samples,
         apply_chat_template_kwargs=dict(data.apply_chat_template_kwargs),
-    )
-
-
-def _rollout(config: Config, where: Topology, actor: EnginePlan, notices: list[str]) -> RolloutPlan:
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    name = _engine_name(rollout, where, notices)
-    tp = rollout.tensor_model_parallel_size
-    if where.world % tp:
-        raise ConfigError(
-            f"{_ROLLOUT}.tensor_model_parallel_size={tp} does not divide the world of {where.world} ranks"
-        )
-    if tp > 1:
-        raise ConfigError(
-            f"{_ROLLOUT}.tensor_model_parallel_size={tp} needs the vllm engine and native runs here; set it to 1"
-        )
-    tolerance = rollout.probe_tolerance
-    return RolloutPlan(
-        name=name,
-        requested=rollout.name or "native",
-        replicas=where.world // tp,
-        tensor_model_parallel_size=tp,
-        prompt_length=data.max_prompt_length,
-        response_length=data.max_response_length,
-        max_num_seqs=rollout.max_num_seqs,
-        ignore_eos=rollout.ignore_eos,
-        seed=rollout.seed,
-        sampling=_sampling(rollout),
-        val_sampling=_sampling(rollout.val_kwargs),
-        probe_tolerance=_PROBE_TOLERANCE[actor.compute_dtype] if tolerance is None else tolerance,
-        graphs=where.device == "cuda" and not rollout.enforce_eager,
-    )
-
-
-def _engine_name(rollout: Rollout, where: Topology, notices: list[str]) -> str:
-    """What generates: native, the only engine of this version; falling back to it is said once."""
-    if rollout.name in (None, "native"):
-        return "native"
-    if where.device != "cpu" and rollout.fallback != "native":
-        raise ConfigError(
-            f"{_ROLLOUT}.name={rollout.name} on {where.device}: this version has no {rollout.name} engine; set "
-            f"{_ROLLOUT}.fallback=native to generate with the native engine, or {_ROLLOUT}.name=native"
-        )
-    notices.append(f"{_ROLLOUT}.name={rollout.name} is not available here: the native engine generates instead")
-    return "native"
-
-
-def _sampling(section: Rollout | ValKwargs) -> Sampling:
-    return Sampling(
-        temperature=section.temperature,
-        top_k=section.top_k,
-        top_p=section.top_p,
-        do_sample=section.do_sample,
-        n=section.n,
     )
 
 

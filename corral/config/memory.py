@@ -42,8 +42,10 @@ def estimate(plan: Plan) -> tuple[RoleMemory, ...]:
         if sizes is None:
             return ()
         out.append(_held(engine, sizes, plan.topology.world))
-    if plan.topology.world > 1:  # alone, the rollout decodes on the actor's own weights
-        copy = out[0].parameters * _BYTES[plan.actor.compute_dtype]
+    vllm = plan.rollout.vllm
+    if plan.topology.world > 1 or vllm is not None:  # alone, the native engine decodes on the actor's own weights
+        copy = out[0].parameters * _BYTES[vllm.dtype if vllm is not None else plan.actor.compute_dtype]
+        copy //= plan.rollout.tensor_model_parallel_size
         out.append(RoleMemory("rollout", out[0].parameters, weights=copy, gradients=0, optimizer=0))
     return tuple(out)
 

@@ -152,10 +152,30 @@ class Sampling(Recorded):
 
 
 @dataclass(frozen=True)
+class VllmPlan(Recorded):
+    """Options of the vllm engine under its own names, except those that follow from the run.
+
+    sleeps: it gives its memory back while the run trains. engine_kwargs: handed to vllm as they are.
+    """
+
+    dtype: str  # bfloat16 | float32
+    gpu_memory_utilization: float  # of the whole device
+    cache_bytes: int | None  # keys and values of a rank; None: what gpu_memory_utilization leaves
+    enable_chunked_prefill: bool
+    enable_prefix_caching: bool
+    enforce_eager: bool
+    sleeps: bool
+    max_num_batched_tokens: int
+    max_model_len: int  # tokens
+    load_format: str
+    engine_kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class RolloutPlan(Recorded):
     """The engine that generates, and how many copies of it."""
 
-    name: str  # what runs: native
+    name: str  # what runs: native | vllm
     requested: str  # what the configuration asked for
     replicas: int
     tensor_model_parallel_size: int
@@ -167,7 +187,9 @@ class RolloutPlan(Recorded):
     sampling: Sampling
     val_sampling: Sampling
     probe_tolerance: float  # largest log-prob gap between trainer and engine after a weight update
-    graphs: bool = False  # the decode step is captured as device graphs
+    graphs: bool = False  # the native engine's decode step is captured as device graphs
+    vllm: VllmPlan | None = None  # set when it is the engine
+    environment: dict[str, str] = field(default_factory=dict)  # of every rank, for the engine; what is set stays
 
 
 @dataclass(frozen=True)

@@ -88,11 +88,18 @@ def _batching(values: Values) -> dict[str, str]:
 
 
 def _generation(plan: Plan) -> dict[str, str]:
-    out = dict.fromkeys(VLLM_ONLY, "an option of vllm; the native engine generates")
-    out[f"{_ROLLOUT}.dtype"] = "the native engine decodes in the actor's compute dtype"
-    out[f"{_ROLLOUT}.calculate_log_probs"] = "the native engine always records log-probs"
-    if plan.topology.device != "cuda":
-        out[f"{_ROLLOUT}.enforce_eager"] = "the native engine has device graphs on cuda only"
+    out = {f"{_ROLLOUT}.calculate_log_probs": "log-probs are always recorded"}
+    if plan.rollout.vllm is None:
+        out.update(dict.fromkeys(VLLM_ONLY, "an option of vllm; the native engine generates"))
+        out[f"{_ROLLOUT}.dtype"] = "the native engine decodes in the actor's compute dtype"
+        if plan.topology.device != "cuda":
+            out[f"{_ROLLOUT}.enforce_eager"] = "the native engine has device graphs on cuda only"
+    elif plan.topology.device == "cpu":
+        out[f"{_ROLLOUT}.free_cache_engine"] = "vllm keeps its memory on cpu"
+        out[f"{_ROLLOUT}.enforce_eager"] = "vllm compiles nothing on cpu"
+        out[f"{_ROLLOUT}.gpu_memory_utilization"] = (
+            "on cpu vllm has 1 GiB a rank for keys and values, or engine_kwargs.vllm.kv_cache_memory_bytes"
+        )
     if plan.rollout.requested == plan.rollout.name:
         out[f"{_ROLLOUT}.fallback"] = "the requested engine runs"
     if plan.rollout.sampling.greedy:

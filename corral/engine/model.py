@@ -57,12 +57,20 @@ def build_model(plan: EnginePlan, rank: Rank) -> PreTrainedModel:
     model = _load(auto, folder, key, config, plan)
     refuse_modules(model, training=plan.train is not None)
     if plan.model.gradient_checkpointing and plan.train is not None:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_layers(model)
     if plan.compute_dtype == "float64":
         use_full_precision_norms(model)
     if plan.model.fused_modules:
         use_fused_modules(model, device_of(rank))
     return model
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Keep the inputs of layers alone, and compute the rest again in the backward pass."""
+    enable = getattr(model, "activation_checkpointing_enable", None)  # its name in transformers from 5.23 on
+    if enable is None:
+        enable = model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def model_key(role: str) -> str:

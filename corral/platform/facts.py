@@ -18,10 +18,11 @@ class Platform:
 
     `averages`: its collectives can average; where they cannot, sums are divided. `plugin` is the package that teaches
     torch the device type, made for one minor version of torch each; None: torch knows it. `dtypes` are those the device
-    trains in. `forks_after_import`: a process that has imported torch may be forked. `environment`: variables of a
-    rank, unless they are set; `deterministic`: more of them for a run that has to repeat itself to the bit. `peaks`:
-    part of a device's name, the first that fits counts → bfloat16 operations a second of its matrix units, dense, in
-    units of 1e12, as its maker states them.
+    trains in. `forks_after_import`: a process that has imported torch may be forked. `allocator`: the variable with
+    options of torch's allocator, where the memory pool of vllm depends on them. `environment`: variables of a rank,
+    unless they are set; `deterministic`: more of them for a run that has to repeat itself to the bit. `peaks`: part of
+    a device's name, the first that fits counts → bfloat16 operations a second of its matrix units, dense, in units of
+    1e12, as its maker states them.
     """
 
     device: str
@@ -37,6 +38,7 @@ class Platform:
     plugin: str | None = None
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
     forks_after_import: bool = True
+    allocator: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     deterministic: Mapping[str, str] = field(default_factory=dict)
     peaks: Mapping[str, float] = field(default_factory=dict)

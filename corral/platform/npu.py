@@ -16,6 +16,7 @@ NPU = Platform(
     plugin="torch_npu",
     dtypes=("float32", "bfloat16"),  # the fused kernels have no float64
     forks_after_import=False,  # torch_npu may touch the runtime when it is imported, and cannot start it in a fork
+    allocator="PYTORCH_NPU_ALLOC_CONF",
     # Rows of many lengths fragment the default allocator.
     environment={"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"},
     # Sums of the collectives, and of matrix products over k, in a fixed order.

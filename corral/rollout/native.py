@@ -128,6 +128,10 @@ class NativeEngine:
         """Ready again; the cache is allocated at the size the next call needs."""
         self._awake = True
 
+    def close(self) -> None:
+        """As sleep(): it owns no more than the cache."""
+        self.sleep()
+
     @property
     def _device(self) -> torch.device:
         """Where the weights are now: the trainer may have moved them since the last call."""

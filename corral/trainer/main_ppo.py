@@ -27,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
     print(render(resolved.plan), flush=True)
     # Threads of torch that wait for each other sleep: where they have to share cores, spinning takes ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    for name, value in resolved.plan.rollout.environment.items():
+        os.environ.setdefault(name, value)
     if resolved.plan.topology.launcher == "in_process":  # other ranks get them where they start
         for name, value in platform(resolved.plan.topology.device).environment.items():
             os.environ.setdefault(name, value)

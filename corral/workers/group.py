@@ -49,23 +49,28 @@ class WorkerGroup:
     # Generation ----------------------------------------------------------------------------------------------------
 
     def start_rollout(self, eos_token_ids: Sequence[int]) -> None:
-        """Start one replica a rank; a response ends at any of the given tokens."""
+        """Start the replicas; a response ends at any of the given tokens."""
         self.launcher.call("start_rollout", [(tuple(eos_token_ids),)] * self.world)
         self.rollout_started = True
 
     def generate(self, requests: Sequence[Request], sampling: Sampling, step: int) -> list[Completion]:
         """One completion a request, in order. Neighbours (the samples of a prompt) mostly share a replica."""
         parts = [requests[a:b] for a, b in itertools.pairwise(self._replica_cuts(len(requests)))]
-        done = self.launcher.call("generate", [(part, sampling, step) for part in parts])
-        return [completion for part in done for completion in part]
+        done = self.launcher.call("generate", [(parts[rank // self._tp], sampling, step) for rank in range(self.world)])
+        return [completion for part in done[:: self._tp] for completion in part]  # a replica's ranks hold the same
 
     def replica_ranks(self, count: int) -> list[int]:
-        """Which rank's replica `generate` gives each of so many requests."""
+        """Which replica, by its first rank, `generate` gives each of so many requests."""
         cuts = self._replica_cuts(count)
-        return [rank for rank, (a, b) in enumerate(itertools.pairwise(cuts)) for _ in range(a, b)]
+        return [replica * self._tp for replica, (a, b) in enumerate(itertools.pairwise(cuts)) for _ in range(a, b)]
 
     def _replica_cuts(self, count: int) -> list[int]:
-        return [count * rank // self.world for rank in range(self.world + 1)]
+        replicas = self.plan.rollout.replicas
+        return [count * replica // replicas for replica in range(replicas + 1)]
+
+    @property
+    def _tp(self) -> int:
+        return self.plan.rollout.tensor_model_parallel_size
 
     def push_weights(self, probe: Batch) -> float:
         """Give the replicas the actor's weights; the largest log-prob gap any of them shows on the probe."""

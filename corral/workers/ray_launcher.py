@@ -35,7 +35,7 @@ STOP = 15.0  # seconds the node hosts may take to end their ranks
 FLUSH = 10.0  # seconds for the last lines of the logs
 READ = 10.0  # seconds one read of a node's logs may take
 
-PASSED_ON = ("CORRAL_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH_", "PYTORCH_", "NCCL_", "HCCL_", "GLOO_")
+PASSED_ON = ("CORRAL_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH_", "PYTORCH_", "NCCL_", "HCCL_", "GLOO_", "VLLM_")
 
 
 class RayLauncher:

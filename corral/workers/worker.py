@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,8 +29,9 @@ from corral.engine.offload import Parking
 from corral.engine.rank import Rank
 from corral.engine.recorded import RecordedTensor
 from corral.platform import platform
-from corral.rollout.base import Completion, Request
+from corral.rollout.base import Completion, Request, RolloutEngine
 from corral.rollout.native import NativeEngine
+from corral.rollout.vllm import VllmEngine
 from corral.workers.collective_check import check_collectives
 
 
@@ -100,8 +101,8 @@ class Worker:
                 if engine_plan is not None
             }
             sizes = {role: sum(p.numel() for p in e.module.parameters()) for role, e in self.engines.items()}
-        self.rollout: NativeEngine | None = None
-        self._copy: Parking | None = None  # the rollout's own weights, in a world of more than one
+        self.rollout: RolloutEngine | None = None
+        self._copy: Parking | None = None  # the native rollout's own weights, in a world of more than one
         built = ", ".join(f"{role} {size / 1e6:.2f} M parameters" for role, size in sizes.items())
         self._say(f"rank {rank.rank} of {rank.world}: built {built}")
 
@@ -192,26 +193,46 @@ class Worker:
     # Generation ----------------------------------------------------------------------------------------------------
 
     def start_rollout(self, eos_token_ids: Sequence[int]) -> None:
-        """Start this rank's replica. Alone in the world it decodes on the trainer's own module, else on a full copy."""
+        """Start this rank's replica, or its part of one."""
         with self._phase("start_rollout"):
-            module: nn.Module = self.engines["actor"].module
-            if self.rank.world > 1:
-                self._copy = full_copy(self.plan.actor, self.rank)
-                module = self._copy.module
-            self.rollout = NativeEngine(
-                module,
-                eos_token_ids=eos_token_ids,
-                plan=self.plan.rollout,
-                max_length=self.plan.rollout.prompt_length + self.plan.rollout.response_length,
-                compute_dtype=getattr(torch, self.plan.actor.compute_dtype),
-            )
+            self.rollout = self._vllm(eos_token_ids) if self._runs_vllm else self._native(eos_token_ids)
+
+    def _native(self, eos_token_ids: Sequence[int]) -> NativeEngine:
+        """Alone in the world it decodes on the trainer's own module, else on a full copy."""
+        module: nn.Module = self.engines["actor"].module
+        if self.rank.world > 1:
+            self._copy = full_copy(self.plan.actor, self.rank)
+            module = self._copy.module
+        return NativeEngine(
+            module,
+            eos_token_ids=eos_token_ids,
+            plan=self.plan.rollout,
+            max_length=self.plan.rollout.prompt_length + self.plan.rollout.response_length,
+            compute_dtype=getattr(torch, self.plan.actor.compute_dtype),
+        )
+
+    def _vllm(self, eos_token_ids: Sequence[int]) -> VllmEngine:
+        engine = VllmEngine(
+            self.plan.actor.model,
+            self.rank,
+            eos_token_ids=eos_token_ids,
+            plan=self.plan.rollout,
+        )
+        engine.sleep()
+        return engine
+
+    @property
+    def _runs_vllm(self) -> bool:
+        return self.plan.rollout.name == "vllm"
 
     @contextmanager
-    def _loaded_rollout(self) -> Iterator[NativeEngine]:
+    def _loaded_rollout(self) -> Iterator[RolloutEngine]:
         """The replica, its weights on the device and awake."""
         assert self.rollout is not None
-        parking = self.engines["actor"] if self._copy is None else self._copy
-        with parking.loaded(optimizer=False):
+        with ExitStack() as stack:
+            if not self._runs_vllm:  # which moves its weights itself
+                parking = self.engines["actor"] if self._copy is None else self._copy
+                stack.enter_context(parking.loaded(optimizer=False))
             self.rollout.wake()
             yield self.rollout
             self.rollout.sleep()
@@ -227,11 +248,16 @@ class Worker:
         """Give the actor's weights to the replica; the largest log-prob gap between both on the one-sample probe."""
         actor = self.engines["actor"]
         with self._phase("update_weights"), actor.loaded(optimizer=False), self._loaded_rollout() as rollout:
-            if self.rank.world > 1:
+            if self.rank.world > 1 or self._runs_vllm:
                 rollout.update_weights(actor.full_weights())
             here = actor.infer(probe, [[0]], temperature=1.0)["log_probs"]
             there = rollout.score(probe.prompt(0).tolist(), probe.response(0).tolist())
         return float((here - torch.tensor(there, dtype=here.dtype)).abs().max())
+
+    def close(self) -> None:
+        """The last call: a vllm replica has processes of its own kind to end."""
+        if self.rollout is not None:
+            self.rollout.close()
 
     # Checkpoints ---------------------------------------------------------------------------------------------------
 

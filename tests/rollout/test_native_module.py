@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from corral.engine.attention import CONTEXT, PackedAttention
+from corral.engine.model import checkpoint_layers
 from corral.errors import TrainingError
 from corral.rollout.base import Request
 from corral.rollout.native import NativeEngine
@@ -36,7 +37,7 @@ def gradients(module: nn.Module) -> dict[str, Tensor]:
 
 def test_a_training_module_is_left_as_it_was() -> None:
     module = build("qwen3").train()
-    module.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_layers(module)
     module.model.layers[1].eval()
     weights = {name: p.detach().clone() for name, p in module.named_parameters()}
     flags = {name: (m.training, getattr(m, "gradient_checkpointing", None)) for name, m in module.named_modules()}

@@ -24,7 +24,7 @@ class ValKwargs(Section):
 
 @dataclass
 class Rollout(Section):
-    name: str | None = key(None, "Engine: native, vllm; null: native.")
+    name: str | None = key(None, "Engine: native, vllm; null: vllm on accelerators where it is installed, else native.")
     fallback: str | None = key(None, "native: run native where the named engine is missing, also on an accelerator.")
     n: int = key(1, "Samples per prompt.", "samples")
     temperature: float = key(1.0, "Sampling temperature; the trainer divides its logits by it too.")
@@ -35,7 +35,7 @@ class Rollout(Section):
     seed: int = key(42, "Seed of the random stream of every sample.")
     ignore_eos: bool = key(False, "Generate up to the cap even after the end-of-sequence token.")
     max_num_seqs: int = key(256, "Sequences one replica decodes together.", "samples")
-    tensor_model_parallel_size: int = key(1, "Devices of one replica; the native engine takes 1.", "ranks")
+    tensor_model_parallel_size: int = key(1, "Devices of one replica; more than 1 needs vllm.", "ranks")
     log_prob_use_dynamic_bsz: bool = key(
         II(f"{_ACTOR}.use_dynamic_bsz"), "Token budget for old log-probs; default: as the actor."
     )
@@ -48,14 +48,14 @@ class Rollout(Section):
     probe_tolerance: float | None = key(
         None, "Largest log-prob gap between trainer and engine after a weight update; null: by compute dtype."
     )
-    calculate_log_probs: bool = key(True, "Return the engine's log-probs; native always does.")
+    calculate_log_probs: bool = key(True, "Return the engine's log-probs; they always come.")
     engine_kwargs: dict[str, Any] = key({}, "Options handed to the engine as they are, by engine name.")
     gpu_memory_utilization: float = key(0.5, "vLLM: share of device memory.")
     enable_chunked_prefill: bool = key(True, "vLLM: cut long prefills.")
     enable_prefix_caching: bool = key(True, "vLLM: share the cache of equal prefixes.")
-    enforce_eager: bool = key(False, "No device graphs: the decode step is launched kernel by kernel (cuda).")
+    enforce_eager: bool = key(False, "No compiled or captured decode step: it is launched kernel by kernel.")
     free_cache_engine: bool = key(True, "vLLM: free weights and cache while training.")
     max_num_batched_tokens: int = key(8192, "vLLM: tokens of one engine step.", "tokens")
     max_model_len: int | None = key(None, "vLLM: longest sequence.", "tokens")
     load_format: str = key("dummy", "vLLM: where the first weights come from.")
-    dtype: str = key("bfloat16", "vLLM: type of its weights.")
+    dtype: str | None = key(None, "vLLM: type of its weights; null: the actor's compute dtype.")
