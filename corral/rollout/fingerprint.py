@@ -36,8 +36,9 @@ class Fingerprint:
     """What every step of a run has in common. Equal: generations of the same rows may stand in for each other.
 
     model, tokenizer: digests of the folders (not of the live weights). data: digest of the training files. sampling:
-    how tokens are drawn, with seed and ignore_eos. sizes: limits of prompts and responses, samples of a step.
-    max_num_seqs, the engine and the world are absent because no sample depends on them.
+    how tokens are drawn, with seed, ignore_eos and, unless it is native, the engine, whose random streams are its own.
+    sizes: limits of prompts and responses, samples of a step. max_num_seqs and the world are absent because no sample
+    depends on them.
     """
 
     model: str
@@ -69,7 +70,12 @@ def fingerprint(plan: Plan) -> Fingerprint:
         model=folder_digest(model.path) + overrides,
         tokenizer=tokenizer_digest(model.tokenizer_path),
         data=files_digest(plan.data.train_files),
-        sampling={**asdict(rollout.sampling), "seed": rollout.seed, "ignore_eos": rollout.ignore_eos},
+        sampling={
+            **asdict(rollout.sampling),
+            "seed": rollout.seed,
+            "ignore_eos": rollout.ignore_eos,
+            **({"engine": f"vllm, {rollout.vllm.dtype}"} if rollout.vllm is not None else {}),
+        },
         sizes={
             "prompt_length": rollout.prompt_length,
             "response_length": rollout.response_length,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from corral.config.plan import VllmPlan
 from corral.errors import DataError
 from corral.rollout.fingerprint import files_digest, fingerprint, folder_digest, tokenizer_digest
 from tests.plans import tiny_plan
@@ -115,7 +116,9 @@ def test_a_plan_is_fingerprinted_by_what_its_samples_depend_on(folder: Path, tmp
     base = fingerprint(plan)
     assert base == fingerprint(replace(plan, rollout=replace(plan.rollout, max_num_seqs=1, replicas=8, name="other")))
     sampling = plan.rollout.sampling
+    vllm = VllmPlan("bfloat16", 0.5, None, True, True, True, False, 1024, 97, "dummy", {})
     changed = [
+        replace(plan, rollout=replace(plan.rollout, vllm=vllm)),
         replace(plan, rollout=replace(plan.rollout, seed=1)),
         replace(plan, rollout=replace(plan.rollout, ignore_eos=True)),
         replace(plan, rollout=replace(plan.rollout, response_length=5)),
