@@ -136,4 +136,4 @@ def test_a_missing_script_is_a_configuration_failure(make: MakeSpec, start: Star
     record = end_of(folder)
     assert (record.failure, record.kind) == ("script examples/x.sh is not in the source", "config")
     assert (record.exit_code, record.bundle) == (None, digest)
-    assert service.phases() == ["preflight", "collecting"]
+    assert service.phases() == ["preflight"]
