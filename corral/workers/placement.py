@@ -11,7 +11,7 @@ from typing import Any
 
 from corral.config.plan import Topology
 from corral.engine.rank import Rank
-from corral.errors import InfraError
+from corral.errors import ConfigError, InfraError
 from corral.platform import instead, platform
 
 POLL = 0.5  # seconds between looks at the cluster
@@ -66,13 +66,13 @@ def listens(address: str) -> bool:
 def await_listener(address: str, wait: float) -> None:
     """Return once something accepts connections at "host:port". Ray itself would retry for minutes, noisily.
 
-    Raises InfraError when nothing does within `wait` seconds, or when the address has another form.
+    Raises InfraError when nothing does within `wait` seconds, ConfigError when the address has another form.
     """
     if address == "auto":  # Ray finds the cluster of this machine, or says at once that there is none
         return
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in host:
-        raise InfraError(f"RAY_ADDRESS={address}: expected HOST:PORT of the head node, for example 10.0.0.1:6379")
+    if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise ConfigError(f"RAY_ADDRESS={address}: expected HOST:PORT of the head node, for example 10.0.0.1:6379")
     end = time.monotonic() + wait
     while True:
         try:

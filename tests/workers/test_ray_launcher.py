@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from corral.errors import CorralError, DataError, InfraError
+from corral.errors import ConfigError, CorralError, DataError, InfraError
 from corral.workers.launcher import WorkerError
 from corral.workers.local_cluster import LocalCluster
 from corral.workers.ray_launcher import RayLauncher
@@ -192,12 +192,16 @@ def test_devices_in_use_by_another_run(start: Start, cluster: LocalCluster, tmp_
     assert "InfraError: found 2 nodes with 2 CPU, but only 0 CPU in all are free after 1 s" in done.stderr
 
 
+def test_no_cluster_at_the_address(tmp_path: Path) -> None:
+    with pytest.raises(InfraError, match=r"no Ray cluster at 127\.0\.0\.2:1 after 1 s"):
+        RayLauncher(topology(1, 1, "127.0.0.2:1"), WORKER, ("",), tmp_path, preload=(), wait=1.0)
+
+
 @pytest.mark.parametrize(
-    ("address", "says"),
-    [("127.0.0.2:1", "no Ray cluster at 127.0.0.2:1 after 1 s"), ("ray://head:10001", "expected HOST:PORT")],
+    "address", ["ray://head:10001", "head", ":6379", "localhost:", "localhost:0", "localhost:99999", "localhost:６３"]
 )
-def test_no_cluster_at_the_address(address: str, says: str, tmp_path: Path) -> None:
-    with pytest.raises(InfraError, match=says):
+def test_an_address_of_another_form_is_the_users_mistake(address: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^RAY_ADDRESS={address}: expected HOST:PORT of the head node"):
         RayLauncher(topology(1, 1, address), WORKER, ("",), tmp_path, preload=(), wait=1.0)
 
 
