@@ -31,10 +31,13 @@ ONE_VALUE = {
     "critic.fsdp.fsdp_size": _ALL_RANKS,
     "actor_rollout_ref.actor.strategy": _FSDP2,
     "critic.strategy": _FSDP2,
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": "the native engine holds a whole model",
     "reward.reward_manager.name": "the score is on the last token",
 }
 """Keys with one meaning in this version → what it is."""
+NATIVE_ONE_VALUE = {
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "the native engine holds a whole model",
+}
+"""More of them where the native engine generates."""
 
 _PLANNING = "corral.config"
 _DECIDED_WHILE_PLANNING = ("actor_rollout_ref.rollout.name",)
@@ -63,6 +66,7 @@ def audit(resolved: Resolved, reads: Reads) -> dict[str, KeyUse]:
     """Every key of the schema → what became of it, given the fields of the plan that the run read."""
     values = flatten(resolved.config)
     reasons = reasons_by_key(values, resolved.plan)
+    one_value = ONE_VALUE | (NATIVE_ONE_VALUE if resolved.plan.rollout.name == "native" else {})
     found = {key: influence(key, resolved.typed, values, resolved.environ) for key in leaves()}
     out = {}
     for key in leaves():
@@ -70,8 +74,8 @@ def audit(resolved: Resolved, reads: Reads) -> dict[str, KeyUse]:
         reason = why_unused(key, reasons, resolved.given)
         decides = _with_heirs(key, found, resolved.given)
         read = {field: reads[field] for field in decides if field in reads}
-        if key in ONE_VALUE:
-            out[key] = KeyUse(REJECTED, values[key], reason=f"{ONE_VALUE[key]}; another value is refused")
+        if key in one_value:
+            out[key] = KeyUse(REJECTED, values[key], reason=f"{one_value[key]}; another value is refused")
         elif reason is not None:
             out[key] = KeyUse(NOT_APPLICABLE if set_here else NOT_NEEDED, values[key], reason=reason)
         elif read:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corral.config.files import ModelShape, check_data_file, model_shape
-from corral.config.plan import EnginePlan, MicroBatches, Plan
+from corral.config.plan import EnginePlan, MicroBatches, Plan, VllmPlan
 from corral.errors import ConfigError
 
 _SP_KEY = {
@@ -11,6 +11,8 @@ _SP_KEY = {
     "critic": "critic.ulysses_sequence_parallel_size",
     "ref": "actor_rollout_ref.ref.ulysses_sequence_parallel_size",
 }
+_ROLLOUT = "actor_rollout_ref.rollout"
+_TP_KEY = f"{_ROLLOUT}.tensor_model_parallel_size"
 _PATH_KEY = {"actor": "actor_rollout_ref.model.path", "critic": "critic.model.path"}
 
 
@@ -22,7 +24,9 @@ def check_files(plan: Plan, given: frozenset[str]) -> None:
     actor = model_shape(_PATH_KEY["actor"], plan.actor.model.path, plan.actor.model.override_config)
     _check_model(plan, plan.actor, actor)
     if plan.ref:
-        _check_heads(plan.ref, actor)
+        _check_heads(_SP_KEY["ref"], plan.ref.sp, plan.ref.model.path, actor)
+    if plan.rollout.vllm is not None:
+        _check_vllm(plan, plan.rollout.vllm, actor)
     if plan.critic:
         critic = model_shape(_PATH_KEY["critic"], plan.critic.model.path, plan.critic.model.override_config)
         _check_model(plan, plan.critic, critic)
@@ -93,7 +97,7 @@ def _smallest_budget(*batches: MicroBatches | None) -> int | None:
 
 
 def _check_model(plan: Plan, engine: EnginePlan, shape: ModelShape) -> None:
-    _check_heads(engine, shape)
+    _check_heads(_SP_KEY[engine.role], engine.sp, engine.model.path, shape)
     longest = plan.data.max_prompt_length + plan.data.max_response_length
     if shape.longest is not None and longest > shape.longest:
         raise ConfigError(
@@ -103,16 +107,24 @@ def _check_model(plan: Plan, engine: EnginePlan, shape: ModelShape) -> None:
         )
 
 
-def _check_heads(engine: EnginePlan, shape: ModelShape) -> None:
-    if shape.heads is None or shape.kv_heads is None or engine.sp == 1:
+def _check_heads(key: str, degree: int, model: str, shape: ModelShape) -> None:
+    """Whether the heads can be split over so many ranks, as Ulysses and vllm's tensor parallelism both do."""
+    if shape.heads is None or shape.kv_heads is None or degree == 1:
         return
-    if shape.heads % engine.sp:
+    if shape.heads % degree:
+        raise ConfigError(f"{key}={degree} does not divide the {shape.heads} attention heads of {model}")
+    if shape.kv_heads % degree and degree % shape.kv_heads:
         raise ConfigError(
-            f"{_SP_KEY[engine.role]}={engine.sp} does not divide the {shape.heads} attention heads "
-            f"of {engine.model.path}"
+            f"{key}={degree} and the {shape.kv_heads} key/value heads of {model}: one has to divide the other"
         )
-    if shape.kv_heads % engine.sp and engine.sp % shape.kv_heads:
+
+
+def _check_vllm(plan: Plan, vllm: VllmPlan, shape: ModelShape) -> None:
+    _check_heads(_TP_KEY, plan.rollout.tensor_model_parallel_size, plan.actor.model.path, shape)
+    if shape.longest is not None and vllm.max_model_len > shape.longest:
+        longest = plan.data.max_prompt_length + plan.data.max_response_length
         raise ConfigError(
-            f"{_SP_KEY[engine.role]}={engine.sp} and the {shape.kv_heads} key/value heads of {engine.model.path}: "
-            "one has to divide the other"
+            f"{_ROLLOUT}.name=vllm is to hold {vllm.max_model_len} tokens, and {plan.actor.model.path} has "
+            f"{shape.longest} positions; it needs one more than data.max_prompt_length + data.max_response_length = "
+            f"{longest} and {_ROLLOUT}.max_model_len: lower what exceeds them"
         )

@@ -123,7 +123,7 @@ def _engine(
     if where.world % sp:
         raise ConfigError(
             f"{block}.ulysses_sequence_parallel_size={sp} does not divide the world of {where.world} ranks "
-            f"({where.nnodes} nodes × {where.devices_per_node} devices); use one of {_divisors(where.world)}"
+            f"({where.nnodes} nodes × {where.devices_per_node} devices); use one of {divisors(where.world)}"
         )
     facts = platform(where.device)
     compute = facts.compute_dtype if fsdp.dtype is None else dtype(f"{fsdp_block}.dtype", fsdp.dtype)
@@ -202,5 +202,5 @@ def _model(model: ModelSection, device: str) -> Model:
     )
 
 
-def _divisors(number: int) -> str:
+def divisors(number: int) -> str:
     return ", ".join(str(k) for k in range(1, number + 1) if number % k == 0)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from corral.config import names
+from corral.config.engines import divisors
 from corral.config.plan import EnginePlan, RolloutPlan, Sampling, Topology, VllmPlan
 from corral.config.schema.data import Data
 from corral.config.schema.rollout import Rollout, ValKwargs
@@ -16,22 +17,17 @@ from corral.platform import detect, platform
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _KWARGS = f"{_ROLLOUT}.engine_kwargs.vllm"
+_NATIVE = f"{_ROLLOUT}.name=native"
 _PROBE_TOLERANCE = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 0.2}
 """Log-prob gap that rounding alone explains, by compute dtype."""
+_CACHE = "kv_cache_memory_bytes"
 _CPU_CACHE = 1 << 30
 """Bytes: of a rank, which shares the memory with all others; pages that are not used take none."""
 
 _OWN = (
     *("model", "tokenizer", "skip_tokenizer_init", "trust_remote_code", "hf_overrides", "generation_config"),
-    *(
-        "seed",
-        "logprobs_mode",
-        "enable_sleep_mode",
-        "worker_extension_cls",
-        "worker_cls",
-        "distributed_executor_backend",
-    ),
-    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+    *("seed", "logprobs_mode", "enable_sleep_mode", "worker_extension_cls", "worker_cls"),
+    *("distributed_executor_backend", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
 )
 """Options of vllm that follow from the run."""
 _WITH_A_KEY = (
@@ -50,19 +46,7 @@ def rollout_plan(
     """
     name = _engine(rollout, where, notices)
     tp = rollout.tensor_model_parallel_size
-    if where.world % tp:
-        raise ConfigError(
-            f"{_ROLLOUT}.tensor_model_parallel_size={tp} does not divide the world of {where.world} ranks"
-        )
-    if tp > 1 and name == "native":
-        raise ConfigError(
-            f"{_ROLLOUT}.tensor_model_parallel_size={tp} needs the vllm engine and native runs here; set it to 1"
-        )
-    if where.device == "cpu" and where.devices_per_node % tp:
-        raise ConfigError(
-            f"{_ROLLOUT}.tensor_model_parallel_size={tp} does not divide the {where.devices_per_node} devices of a "
-            "node, and on cpu the ranks of a replica share memory"
-        )
+    _check_tensor_parallel(tp, name, where)
     vllm = _vllm(rollout, data, where, actor, environ) if name == "vllm" else None
     tolerance = _PROBE_TOLERANCE[actor.compute_dtype]
     if vllm is not None:
@@ -105,7 +89,7 @@ def _engine(rollout: Rollout, where: Topology, notices: list[str]) -> str:
         return rollout.name
     if not cpu and rollout.fallback != "native":
         if detect().device != where.device:
-            notices.append(f"{_ROLLOUT}.name=vllm: {_missing(where.device)} here; it has to be where the run goes")
+            notices.append(f"{_ROLLOUT}.name=vllm: {_missing(where.device)} here; every node of the run needs it")
             return "vllm"
         raise ConfigError(
             f"{_ROLLOUT}.name=vllm on {where.device}: {_missing(where.device)}; install it (docs/vllm.md), or set "
@@ -113,6 +97,22 @@ def _engine(rollout: Rollout, where: Topology, notices: list[str]) -> str:
         )
     notices.append(f"{_ROLLOUT}.name=vllm: {_missing(where.device)}: the native engine generates instead")
     return "native"
+
+
+def _check_tensor_parallel(tp: int, name: str, where: Topology) -> None:
+    key = f"{_ROLLOUT}.tensor_model_parallel_size={tp}"
+    if tp > 1 and name == "native":
+        raise ConfigError(f"{key} needs the vllm engine and native runs here; set it to 1")
+    if where.world % tp:
+        raise ConfigError(
+            f"{key} does not divide the world of {where.world} ranks ({where.nnodes} nodes × {where.devices_per_node} "
+            f"devices); use one of {divisors(where.world)}"
+        )
+    if where.device == "cpu" and where.devices_per_node % tp:
+        raise ConfigError(
+            f"{key} does not divide the {where.devices_per_node} devices of a node, and on cpu the ranks of a replica "
+            f"share memory; use one of {divisors(where.devices_per_node)}"
+        )
 
 
 def _packages(device: str) -> tuple[str, ...]:
@@ -135,38 +135,68 @@ def _vllm(rollout: Rollout, data: Data, where: Topology, actor: EnginePlan, envi
         dtype = names.dtype(f"{_ROLLOUT}.dtype", rollout.dtype)
         if dtype == "float64":
             raise ConfigError(f"{_ROLLOUT}.dtype={rollout.dtype}: vllm computes in bfloat16 or float32; use float32")
-    drawn = sampling(rollout)
-    if where.device == "npu" and not drawn.greedy and drawn.temperature != 1:
-        raise ConfigError(
-            f"{_ROLLOUT}.temperature={drawn.temperature:g}: vllm on npu gives log-probs at temperature 1 only; set it "
-            "to 1, or name=native"
-        )
-    if not drawn.greedy and drawn.temperature != 1 and (drawn.top_k > 0 or drawn.top_p < 1):
-        raise ConfigError(
-            f"{_ROLLOUT}: vllm gives log-probs of the whole distribution at temperature {drawn.temperature:g} only "
-            f"without top_k={drawn.top_k} and top_p={drawn.top_p:g}; set top_k=-1 and top_p=1, or temperature=1, or "
-            "name=native"
-        )
-    longest = data.max_prompt_length + data.max_response_length
-    if rollout.max_model_len is not None and rollout.max_model_len < longest:
-        raise ConfigError(
-            f"{_ROLLOUT}.max_model_len={rollout.max_model_len} is below data.max_prompt_length + "
-            f"data.max_response_length = {longest}; set it to {longest} or more, or leave it out"
-        )
+    _check_log_probs(sampling(rollout), where.device)
+    cpu = where.device == "cpu"
+    # One position more than a sample has: the probe is scored by generating one token behind it.
+    longest = max(rollout.max_model_len or 0, data.max_prompt_length + data.max_response_length + 1)
+    _check_lengths(rollout, longest, chunked=rollout.enable_chunked_prefill or cpu)
+    kwargs = _kwargs(rollout)
+    cache = kwargs.get(_CACHE, _CPU_CACHE if cpu else None)
+    if not isinstance(cache, int | None):
+        raise ConfigError(f"{_KWARGS}.{_CACHE}={cache!r}: must be a number of bytes")
     return VllmPlan(
         dtype=dtype,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
-        cache_bytes=_CPU_CACHE if where.device == "cpu" else None,
-        enable_chunked_prefill=rollout.enable_chunked_prefill,
+        cache_bytes=cache,
+        # It cannot rewind the stream of a sample whose prompt is computed in parts.
+        enable_chunked_prefill=rollout.enable_chunked_prefill and not cpu,
         enable_prefix_caching=rollout.enable_prefix_caching,
-        enforce_eager=rollout.enforce_eager or where.device == "cpu",  # compiling takes minutes there
-        sleeps=rollout.free_cache_engine and where.device != "cpu",
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        # One position more than a sample has: the probe is scored by generating one token behind it.
-        max_model_len=max(rollout.max_model_len or 0, longest + 1),
+        enforce_eager=rollout.enforce_eager or cpu,  # compiling takes minutes there
+        sleeps=rollout.free_cache_engine and not cpu,
+        max_num_batched_tokens=max(rollout.max_num_batched_tokens, longest if cpu else 0),
+        max_model_len=longest,
         load_format=rollout.load_format,
-        engine_kwargs=_kwargs(rollout),
+        engine_kwargs=kwargs,
     )
+
+
+def _check_log_probs(drawn: Sampling, device: str) -> None:
+    """vllm's log-probs have to be those that the trainer recomputes: at the temperature, of the whole vocabulary."""
+    given = f"{_ROLLOUT}.temperature={drawn.temperature:g}"
+    if drawn.temperature == 1:
+        return
+    if device == "npu":
+        raise ConfigError(f"{given}: vllm on npu gives log-probs at temperature 1 only; set it to 1, or {_NATIVE}")
+    if drawn.greedy:
+        raise ConfigError(
+            f"{given} with do_sample=False: vllm gives log-probs of greedy samples at temperature 1 only; set it to 1, "
+            f"or {_NATIVE}"
+        )
+    if drawn.top_k > 0 or drawn.top_p < 1:
+        raise ConfigError(
+            f"{given} with top_k={drawn.top_k} and top_p={drawn.top_p:g}: vllm gives log-probs of the whole vocabulary "
+            f"at temperature 1, or without the other two; set temperature=1, or top_k=-1 and top_p=1, or {_NATIVE}"
+        )
+
+
+def _check_lengths(rollout: Rollout, longest: int, *, chunked: bool) -> None:
+    """longest: tokens that vllm is to hold."""
+    step, length = rollout.max_num_batched_tokens, rollout.max_model_len
+    if length is not None and length < longest - 1:
+        raise ConfigError(
+            f"{_ROLLOUT}.max_model_len={length} is below data.max_prompt_length + data.max_response_length = "
+            f"{longest - 1}; set it to {longest - 1} or more, or leave it out"
+        )
+    if step < rollout.max_num_seqs:
+        raise ConfigError(
+            f"{_ROLLOUT}.max_num_batched_tokens={step} is below max_num_seqs={rollout.max_num_seqs}: a step of vllm "
+            "has a token of each sequence; raise the one or lower the other"
+        )
+    if step < longest and not chunked:
+        raise ConfigError(
+            f"{_ROLLOUT}.enable_chunked_prefill=False with max_num_batched_tokens={step}: a prompt goes through vllm "
+            f"in one step, and the longest sequence has {longest} tokens; set max_num_batched_tokens={longest} or more"
+        )
 
 
 def _environment(vllm: VllmPlan | None, device: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -185,7 +215,9 @@ def _environment(vllm: VllmPlan | None, device: str, environ: Mapping[str, str])
 
 def _kwargs(rollout: Rollout) -> dict[str, Any]:
     """engine_kwargs.vllm: null is left out, text that is a JSON object is one."""
-    given = rollout.engine_kwargs.get("vllm") or {}
+    given = rollout.engine_kwargs.get("vllm")
+    if given is None:
+        return {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"{_KWARGS}={given!r} is no group of options; write {_KWARGS}.OPTION=VALUE")
     out = {}
@@ -206,4 +238,6 @@ def _decoded(option: str, value: Any) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise ConfigError(f"{_KWARGS}.{option}={value!r} is no JSON object: {error}") from None
+        raise ConfigError(
+            f"{_KWARGS}.{option}={value!r} is no JSON object ({error}); mend it, or write {_KWARGS}.{option}.NAME=VALUE"
+        ) from None

@@ -23,6 +23,8 @@ _NAMES: dict[str, Iterable[Any]] = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": names.LOSSES,
     "algorithm.rollout_correction.rollout_rs": names.REJECTIONS,
     "trainer.logger": names.LOGGERS,
+    "actor_rollout_ref.rollout.dtype": dict.fromkeys(names.DTYPES.values()),
+    "actor_rollout_ref.rollout.engine_kwargs": [{engine: {"other": 1}} for engine in names.ENGINES],
     "actor_rollout_ref.actor.checkpoint.save_contents": [[name] for name in names.SAVE_CONTENTS],
 }
 
@@ -87,7 +89,7 @@ def _others(kind: Any, present: Any) -> list[Any]:
     if origin is bool:
         return [True, False]
     if origin is int:
-        return [1, 2] if present is None else [present + 1, present * 2, 1, 2, -1]
+        return [1, 2, 1 << 20] if present is None else [present + 1, present * 2, 1, 2, -1]
     if origin is float:
         return [0.5, 2.0] if present is None else [present / 2, present * 2, 0.5, 2.0]
     if origin is list:

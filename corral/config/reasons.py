@@ -38,6 +38,7 @@ def reasons_by_key(values: Values, plan: Plan) -> dict[str, str]:
     return {
         **_batching(values),
         **_generation(plan),
+        **_engine_options(values, plan),
         **_update(values, plan),
         **_advantages(plan),
         **_policy_loss(values, plan),
@@ -89,17 +90,6 @@ def _batching(values: Values) -> dict[str, str]:
 
 def _generation(plan: Plan) -> dict[str, str]:
     out = {f"{_ROLLOUT}.calculate_log_probs": "log-probs are always recorded"}
-    if plan.rollout.vllm is None:
-        out.update(dict.fromkeys(VLLM_ONLY, "an option of vllm; the native engine generates"))
-        out[f"{_ROLLOUT}.dtype"] = "the native engine decodes in the actor's compute dtype"
-        if plan.topology.device != "cuda":
-            out[f"{_ROLLOUT}.enforce_eager"] = "the native engine has device graphs on cuda only"
-    elif plan.topology.device == "cpu":
-        out[f"{_ROLLOUT}.free_cache_engine"] = "vllm keeps its memory on cpu"
-        out[f"{_ROLLOUT}.enforce_eager"] = "vllm compiles nothing on cpu"
-        out[f"{_ROLLOUT}.gpu_memory_utilization"] = (
-            "on cpu vllm has 1 GiB a rank for keys and values, or engine_kwargs.vllm.kv_cache_memory_bytes"
-        )
     if plan.rollout.requested == plan.rollout.name:
         out[f"{_ROLLOUT}.fallback"] = "the requested engine runs"
     if plan.rollout.sampling.greedy:
@@ -117,6 +107,30 @@ def _generation(plan: Plan) -> dict[str, str]:
     if not plan.skip.enable:
         for name in ("dump_dir", "steps", "action"):
             out[f"skip.rollout.{name}"] = "skip.rollout.enable=False"
+    return out
+
+
+def _engine_options(values: Values, plan: Plan) -> dict[str, str]:
+    """What the engine that runs does not take."""
+    kwargs, device = f"{_ROLLOUT}.engine_kwargs", plan.topology.device
+    out = {}
+    if plan.rollout.vllm is None:
+        out.update(dict.fromkeys(VLLM_ONLY, "an option of vllm; the native engine generates"))
+        out[f"{_ROLLOUT}.dtype"] = "the native engine decodes in the actor's compute dtype"
+        if set(values[kwargs]) - {"vllm"}:
+            out[kwargs] = "the native engine takes no options of its own"
+        if device != "cuda":
+            out[f"{_ROLLOUT}.enforce_eager"] = "the native engine has device graphs on cuda only"
+        return out
+    for other in set(values[kwargs]) - {"vllm"}:
+        out[f"{kwargs}.{other}"] = f"options of {other}; vllm generates"
+    if device == "cpu":
+        out[f"{_ROLLOUT}.free_cache_engine"] = "vllm keeps its memory on cpu"
+        out[f"{_ROLLOUT}.enforce_eager"] = "vllm compiles nothing on cpu"
+        out[f"{_ROLLOUT}.enable_chunked_prefill"] = "vllm computes a prompt in one step on cpu"
+        out[f"{_ROLLOUT}.gpu_memory_utilization"] = (
+            "on cpu vllm has 1 GiB a rank for keys and values, or engine_kwargs.vllm.kv_cache_memory_bytes"
+        )
     return out
 
 

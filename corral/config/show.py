@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from corral.config import names
-from corral.config.plan import AlgorithmPlan, EnginePlan, MicroBatches, Optimizer, Plan, Sampling
+from corral.config.plan import AlgorithmPlan, EnginePlan, MicroBatches, Optimizer, Plan, RolloutPlan, Sampling, VllmPlan
 
 Row = tuple[str, str]
 
@@ -180,14 +180,37 @@ def _generation(plan: Plan) -> list[Row]:
     rows = [
         (
             "rollout",
-            f"{rollout.name}, {_count(rollout.replicas, 'replica')}, up to {_count(rollout.max_num_seqs, 'sequence')} "
-            f"each, seed {rollout.seed}, {_sampling(rollout.sampling)}{', device graphs' * rollout.graphs}",
+            f"{rollout.name}, {_count(rollout.replicas, 'replica')}{_degree(rollout)}, up to "
+            f"{_count(rollout.max_num_seqs, 'sequence')} each, seed {rollout.seed}, {_sampling(rollout.sampling)}"
+            f"{', device graphs' * rollout.graphs}",
         )
     ]
+    if rollout.vllm is not None:
+        rows.append(("vllm", _vllm(rollout.vllm)))
     if skip.enable:
         steps = ", ".join(str(step) for step in skip.steps) or "none"
         rows.append(("skip rollout", f"{skip.action} at steps {steps} in {skip.dump_dir}"))
     return rows
+
+
+def _degree(rollout: RolloutPlan) -> str:
+    tp = rollout.tensor_model_parallel_size
+    return f" of {tp} ranks" if tp > 1 else ""
+
+
+def _vllm(vllm: VllmPlan) -> str:
+    memory = f"{vllm.gpu_memory_utilization:.0%} of the device's memory"
+    if vllm.cache_bytes is not None:
+        memory = f"{_size(vllm.cache_bytes)} a rank for keys and values"
+    parts = [
+        vllm.dtype,
+        f"sequences up to {_count(vllm.max_model_len, 'token')}",
+        "eager" if vllm.enforce_eager else "device graphs",
+        memory,
+        "gives memory back while training" if vllm.sleeps else "",
+        f"engine_kwargs: {', '.join(vllm.engine_kwargs)}" if vllm.engine_kwargs else "",
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 def _sampling(sampling: Sampling) -> str:

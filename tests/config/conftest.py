@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from corral.config import generation
 from corral.config.plan import Plan
 from corral.config.resolve import resolve
 
@@ -24,6 +26,20 @@ def write_model(folder: Path, **changes: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**QWEN3_06B, **changes}))
     return folder
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Of vllm and vllm_ascend these, and no others, as far as plans can see."""
+    engines = {"vllm", "vllm_ascend"}
+    assert engines.issuperset(packages)
+    found = {name: find_spec("json") for name in packages}
+    monkeypatch.setattr(generation, "find_spec", lambda name: found.get(name) if name in engines else find_spec(name))
+
+
+@pytest.fixture(autouse=True)
+def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are those of a machine without vllm, unless a test installs it."""
+    install(monkeypatch)
 
 
 @pytest.fixture

@@ -78,9 +78,7 @@ _ONE_LOSS = "of a policy loss that none of the runs has"
 UNREAD_FIELDS = {
     **dict.fromkeys((f"{role}.reshard_after_forward" for role in ("actor", "critic", "ref")), _ALONE),
     **dict.fromkeys(("trainer.cluster_wait", "trainer.collective_check"), _ALONE),
-    **dict.fromkeys(("rollout.requested", "rollout.name", "rollout.replicas"), _PLANNED),
-    "rollout.tensor_model_parallel_size": _PLANNED,
-    **dict.fromkeys(("trainer.project_name", "trainer.experiment_name"), _PLANNED),
+    **dict.fromkeys(("rollout.requested", "trainer.project_name", "trainer.experiment_name"), _PLANNED),
     **dict.fromkeys(("actor_update.optimizer_steps", "critic_update.optimizer_steps"), _PLANNED),
     "data.max_response_length": "the rollout has it as rollout.response_length",
     "ref.model.tokenizer_path": "text becomes tokens once, with the actor's tokenizer",

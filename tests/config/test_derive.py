@@ -155,17 +155,6 @@ def test_the_probe_is_stricter_in_higher_precision(plan_of):
     assert plan_of(f"{ROLLOUT}.probe_tolerance=0.5").rollout.probe_tolerance == 0.5
 
 
-def test_rollout_engine(plan_of):
-    native = plan_of()
-    assert (native.rollout.name, native.rollout.requested, native.notices) == ("native", "native", ())
-    fallen = plan_of(f"{ROLLOUT}.name=vllm")
-    assert (fallen.rollout.name, fallen.rollout.requested, len(fallen.notices)) == ("native", "vllm", 1)
-    with pytest.raises(ConfigError, match=r"on cuda.*fallback=native"):
-        plan_of("trainer.device=cuda", f"{ROLLOUT}.name=vllm")
-    allowed = plan_of("trainer.device=cuda", f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.fallback=native")
-    assert allowed.rollout.name == "native"
-
-
 def test_run_folder(plan_of, tmp_path):
     named = plan_of("trainer.project_name=p", "trainer.experiment_name=e").trainer
     assert named.run_dir == named.checkpoint_dir == os.path.abspath("checkpoints/p/e")

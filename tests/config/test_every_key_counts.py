@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 
-from corral.config.audit import ONE_VALUE
+from corral.config import generation
+from corral.config.audit import NATIVE_ONE_VALUE, ONE_VALUE
 from corral.config.compose import compose
 from corral.config.derive import derive
 from corral.config.influence import influence
@@ -16,6 +17,8 @@ from corral.config.resolve import flatten, resolve
 from corral.config.schema.root import leaves
 from corral.config.unused import why_unused
 from corral.errors import ConfigError
+from corral.platform import CUDA
+from tests.config.conftest import install
 
 ARR = "actor_rollout_ref"
 ACTOR = f"{ARR}.actor"
@@ -76,6 +79,11 @@ RUNS = {
         f"{CORRECTION}.bypass_mode=True",
         f"{CORRECTION}.loss_type=reinforce",
     ],
+    "vllm": [
+        "trainer.device=cuda",
+        "trainer.n_gpus_per_node=4",
+        f"{ROLLOUT}.name=vllm",
+    ],
     "own": [
         "algorithm.adv_estimator=my.estimators:mine",
         f"{ACTOR}.policy_loss.loss_mode=my.losses:mine",
@@ -85,10 +93,8 @@ RUNS = {
 """Runs between which every key that can have an effect has one."""
 CLUSTER = {"RAY_ADDRESS": "head:6379"}
 
-VLLM = "gpu_memory_utilization enable_chunked_prefill enable_prefix_caching free_cache_engine"
-VLLM += " max_num_batched_tokens max_model_len load_format dtype engine_kwargs calculate_log_probs"
 REPORTED = {
-    *(f"{ROLLOUT}.{name}" for name in VLLM.split()),
+    f"{ROLLOUT}.calculate_log_probs",
     f"{ACTOR}.fsdp_config.seed",
     f"{ARR}.ref.fsdp_config.seed",
     "critic.fsdp.use_torch_compile",
@@ -113,14 +119,18 @@ OTHERS = {
 @cache
 def everything() -> dict[str, dict[str, tuple[frozenset[str], str | None]]]:
     """Run → key → (fields it decides, why it has no effect)."""
-    out = {}
-    for run, keys in RUNS.items():
+    return {run: _of_run(run, keys) for run, keys in RUNS.items()}
+
+
+def _of_run(run: str, keys: list[str]) -> dict[str, tuple[frozenset[str], str | None]]:
+    with pytest.MonkeyPatch.context() as machine:
+        install(machine, *(["vllm"] if run == "vllm" else []))
+        machine.setattr(generation, "detect", lambda: CUDA)
         config, plain = compose(parse([*BASE, *keys]))
         values = flatten(plain)
         reasons = reasons_by_key(values, derive(config, CLUSTER))
         found = {key: influence(key, config, values, CLUSTER).fields - {"notices"} for key in leaves()}
-        out[run] = {key: (found[key], why_unused(key, reasons, frozenset())) for key in leaves()}
-    return out
+        return {key: (found[key], why_unused(key, reasons, frozenset())) for key in leaves()}
 
 
 @pytest.mark.parametrize("key", leaves())
@@ -134,7 +144,13 @@ def test_a_key_decides_something_is_reported_or_has_one_value(key):
         assert any(fields and reason is None for fields, reason in seen) or key == DECIDES_WHETHER_IT_RUNS
 
 
-def test_fallback_decides_whether_a_run_is_refused():
+@pytest.mark.parametrize("key", NATIVE_ONE_VALUE)
+def test_a_key_has_one_value_where_the_native_engine_generates(key):
+    assert {run for run, found in everything().items() if found[key][0]} == {"vllm"}
+
+
+def test_fallback_decides_whether_a_run_is_refused(monkeypatch):
+    monkeypatch.setattr(generation, "detect", lambda: CUDA)
     config, plain = compose(parse([*BASE, *RUNS["static"]]))
     assert influence(DECIDES_WHETHER_IT_RUNS, config, flatten(plain), {}).refused
 
@@ -149,7 +165,7 @@ def test_a_key_that_nothing_derives_is_seen():
 
 @pytest.mark.parametrize(("key", "value"), OTHERS.items())
 def test_the_others_are_refused(plan_of, key, value):
-    assert set(OTHERS) == set(ONE_VALUE)
+    assert set(OTHERS) == {*ONE_VALUE, *NATIVE_ONE_VALUE}
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         plan_of(*f"{key}={value}".split())
 

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from corral.config.memory import Sizes, folder_sizes
 from corral.config.show import render
+from tests.config.conftest import install
 
 EMBED, LAYER, HEAD = 100 * 8, 8 * 8, 100 * 8
 
@@ -82,3 +83,20 @@ def test_a_world_shares_weights_and_moments_and_copies_the_rollout(plan_of, file
     assert plan.rank_memory == plan.as_dict()["rank_memory"] == held
     assert plan.as_dict()["memory"][0]["parameters"] == EMBED + LAYER + HEAD
     assert "a node, before activations" in render(plan)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_rank_of_a_replica_of_vllm_holds_its_part(plan_of, files, weights, monkeypatch, dtype, size, tp):
+    """Also alone in the world: vllm's weights are its own."""
+    install(monkeypatch, "vllm")
+    save_file(weights, files / "model" / "model.safetensors")
+    rollout = "actor_rollout_ref.rollout"
+    keys = [f"{rollout}.name=vllm", f"{rollout}.dtype={dtype}", f"{rollout}.tensor_model_parallel_size={tp}"]
+    copy = plan_of(*keys, f"trainer.n_gpus_per_node={tp}").memory[-1]
+    assert (copy.role, copy.weights, copy.gradients, copy.optimizer) == (
+        "rollout",
+        size * (EMBED + LAYER + HEAD) // tp,
+        0,
+        0,
+    )

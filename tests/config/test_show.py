@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from corral.config.show import as_json, render
+from tests.config.conftest import install
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -80,3 +81,38 @@ def test_phase_records_are_said_when_there_are_any(plan_of):
         line.split() == ["phase", "records", "full"]
         for line in render(plan_of("trainer.record_phases=full")).splitlines()
     )
+
+
+def test_the_options_of_vllm_are_said(plan_of, monkeypatch):
+    install(monkeypatch, "vllm")
+    vllm = "actor_rollout_ref.rollout"
+    on_cpu = render(plan_of(f"{vllm}.name=vllm", f"+{vllm}.engine_kwargs.vllm.swap_space=4"))
+    for part in (
+        "vllm, 1 replica, up to 256 sequences each, seed 42, temperature 1\n",
+        "  vllm  ",
+        "float32; sequences up to 1025 tokens; eager; 1.0 GiB a rank for keys and values; engine_kwargs: swap_space\n",
+    ):
+        assert part in on_cpu
+    on_cuda = render(
+        plan_of(
+            "trainer.device=cuda",
+            "trainer.n_gpus_per_node=4",
+            f"{vllm}.tensor_model_parallel_size=2",
+            f"{vllm}.max_model_len=2000",
+        )
+    )
+    for part in (
+        "vllm, 2 replicas of 2 ranks, up to 256 sequences each",
+        "bfloat16; sequences up to 2000 tokens; device graphs; 50% of the device's memory; gives memory back while "
+        "training\n",
+    ):
+        assert part in on_cuda
+    awake = render(plan_of("trainer.device=cuda", f"{vllm}.free_cache_engine=False", f"{vllm}.enforce_eager=True"))
+    assert "eager; 50% of the device's memory\n" in awake
+
+
+def test_a_plan_for_devices_that_are_elsewhere_says_what_they_need(plan_of):
+    text = render(plan_of("trainer.device=npu", "actor_rollout_ref.rollout.name=vllm"))
+    assert "bfloat16; sequences up to 1025 tokens" in text
+    assert "name=vllm: vllm and vllm_ascend are not installed here; every node of the run needs it" in text
+    assert "npu: this path has been tested without a device only" in text

@@ -22,7 +22,7 @@ ROLLOUT = f"{ARR}.rollout"
         (["critic.ulysses_sequence_parallel_size=2"], ["critic.ulysses_sequence_parallel_size=2", "world of 1"]),
         ([f"{ARR}.model.use_remove_padding=False"], ["use_remove_padding=False", "packed"]),
         (["critic.model.use_remove_padding=False"], ["critic.model.use_remove_padding=False", "packed"]),
-        ([f"{ROLLOUT}.tensor_model_parallel_size=3", "trainer.nnodes=2"], ["=3", "world of 2"]),
+        ([f"{ROLLOUT}.tensor_model_parallel_size=3", "trainer.nnodes=2"], ["=3", "needs the vllm engine"]),
         ([f"{ROLLOUT}.tensor_model_parallel_size=2", "trainer.nnodes=2"], ["=2", "vllm"]),
         (["data.max_prompt_length=40000", "data.max_response_length=961"], ["40961", "40960", "positions"]),
         ([f"{ARR}.model.path=null"], [f"{ARR}.model.path is not set"]),

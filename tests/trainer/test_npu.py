@@ -12,15 +12,17 @@ import pytest
 import torch
 from transformers.models.qwen3 import modeling_qwen3
 
+from corral.config import generation
 from corral.config.plan import Plan
 from corral.config.show import render
 from corral.errors import ConfigError
+from corral.platform import platform
 from corral.trainer.run import open_run
-from tests.config.conftest import base, files, plan_of
+from tests.config.conftest import base, files, install, no_vllm, plan_of
 from tests.engine.npu.mapping import npu_on_cpu
 from tests.trainer.runs import Inputs, metrics, samples, train_here
 
-__all__ = ["base", "files", "plan_of"]  # fixtures
+__all__ = ["base", "files", "no_vllm", "plan_of"]  # fixtures
 
 NPU = "trainer.device=npu"
 pytestmark = pytest.mark.skipif(bool(list(Path("/dev").glob("davinci[0-9]*"))), reason="there is an NPU here")
@@ -43,11 +45,29 @@ def test_float64_is_refused(key: str, plan_of: Callable[..., Plan]) -> None:
         plan_of(NPU, f"{key}=fp64")
 
 
-def test_vllm_is_refused_with_the_way_out(plan_of: Callable[..., Plan]) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.name=vllm on npu: this version has no vllm engine; set"):
-        plan_of(NPU, "actor_rollout_ref.rollout.name=vllm")
-    plan = plan_of(NPU, "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.fallback=native")
-    assert plan.rollout.name == "native"
+def test_a_plan_with_vllm_says_what_the_nodes_need(
+    plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm = "actor_rollout_ref.rollout.name=vllm"
+    said = render(plan_of(NPU, vllm))
+    assert "name=vllm: vllm and vllm_ascend are not installed here; every node of the run needs it" in said
+    assert plan_of(NPU, vllm, "actor_rollout_ref.rollout.fallback=native").rollout.name == "native"
+    monkeypatch.setattr(generation, "detect", lambda: platform("npu"))
+    with pytest.raises(ConfigError, match=r"name=vllm on npu: vllm and vllm_ascend are not installed; install it"):
+        plan_of(NPU, vllm)
+
+
+@pytest.mark.parametrize("trains", ["expandable_segments:True", None])
+def test_the_allocator_goes_together_with_vllm(
+    plan_of: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch, trains: str | None
+) -> None:
+    install(monkeypatch, "vllm", "vllm_ascend")
+    if trains:
+        with pytest.raises(ConfigError, match=r"PYTORCH_NPU_ALLOC_CONF=expandable_segments:True: vllm cannot give"):
+            plan_of(NPU, PYTORCH_NPU_ALLOC_CONF=trains)
+    else:
+        assert plan_of(NPU).rollout.name == "vllm"
+        assert plan_of(NPU).rollout.environment == {"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:False"}
 
 
 def test_the_run_says_what_was_looked_for(plan_of: Callable[..., Plan]) -> None:
