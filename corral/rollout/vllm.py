@@ -99,8 +99,9 @@ class VllmEngine:
         """Take over full parameters by their names in the model's folder (tied weights once). What is cached of the
         old ones is forgotten.
 
-        Raises ValueError on a name too many or twice, on another shape, and when a whole weight of vllm's is missing
-        (of its fused ones a part may be missing, which the probe after an update shows). It is of no use after that.
+        Raises ValueError on a name too many or twice, on a weight that is too small, and when a whole one of vllm's is
+        missing (of its fused ones a part may be missing, and of a large one a part is taken, which the probe after an
+        update shows). It is of no use after that.
         """
         with _quiet("vllm.model_executor.model_loader.reload.layerwise"):  # of layers that have no weights
             self._llm.collective_rpc("take_weights", args=(weights,))
@@ -218,6 +219,9 @@ def _arguments(model: Model, rank: Rank, plan: RolloutPlan) -> dict[str, Any]:
         arguments["distributed_executor_backend"] = "external_launcher"  # the ranks are there, and know each other
         if rank.device == "cpu":
             arguments["worker_cls"] = _CPU_WORKER
+    if rank.device == "cpu":  # it cannot rewind the stream of a sample whose prompt is computed in parts
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(options.max_num_batched_tokens, options.max_model_len)
     arguments |= options.engine_kwargs
     if rank.device == "npu":
         arguments["additional_config"] = {**_ASCEND, **arguments.get("additional_config", {})}
@@ -225,9 +229,7 @@ def _arguments(model: Model, rank: Rank, plan: RolloutPlan) -> dict[str, Any]:
 
 
 def _gist(error: Exception) -> str:
-    """What is wrong, on one line: pydantic puts it on its third."""
+    """What is wrong, on one line: pydantic puts it on its third, between "Value error, " and what it was given."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next(
-        (line for line in lines if "rror" in line and ":" in line and len(lines) > 1),
-        lines[0] if lines else repr(error),
-    )
+    told = [line.removeprefix("Value error, ").partition(" [type=")[0] for line in lines if " [type=" in line]
+    return (told or lines or [repr(error)])[0]

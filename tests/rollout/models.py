@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from corral.config.plan import RolloutPlan, Sampling
 from corral.engine.attention import ATTENTION
@@ -30,12 +41,19 @@ _SHAPE = {
     "pad_token_id": None,
 }
 
+_FAMILIES: dict[str, tuple[type[PreTrainedModel], type[PretrainedConfig]]] = {
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config),
+    "llama": (LlamaForCausalLM, LlamaConfig),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config),
+    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig),
+}
+
 
 def build(
     family: str, dtype: torch.dtype = torch.float64, *, seed: int = 0, attention: str = ATTENTION, **changes: object
 ) -> nn.Module:
-    """A model of the family ("qwen3" or "llama") whose weights depend on the seed alone."""
-    kind, config = {"qwen3": (Qwen3ForCausalLM, Qwen3Config), "llama": (LlamaForCausalLM, LlamaConfig)}[family]
+    """A model of the family (a key of _FAMILIES) whose weights depend on the seed alone."""
+    kind, config = _FAMILIES[family]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = kind(config(**{**_SHAPE, **changes}, attn_implementation=attention)).to(dtype)
