@@ -116,6 +116,39 @@ def test_completions_come_back_in_the_order_of_the_requests(count, world):
     assert [c.token_ids[0] for c in done] == list(range(count))
 
 
+class Recorder(Squares):
+    """Answers, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[Request], Any, int]] = []
+
+    def generate(self, requests: Sequence[Request], sampling: Any, step: int) -> list[Completion]:
+        self.asked.append((list(requests), sampling, step))
+        return super().generate(requests, sampling, step)
+
+
+@given(count=st.integers(0, 30), replicas=st.integers(1, 5), tp=st.integers(1, 4))
+def test_a_request_goes_to_all_ranks_of_one_replica(count: int, replicas: int, tp: int) -> None:
+    plan = tiny_plan(world=replicas * tp)
+    rollout = replace(plan.rollout, replicas=replicas, tensor_model_parallel_size=tp)
+    launcher = OneByOne(plan.topology.world)
+    launcher.workers = recorders = [Recorder() for _ in range(plan.topology.world)]
+    group = WorkerGroup(launcher, replace(plan, rollout=rollout))
+    requests = [Request((1,), row, 0) for row in range(count)]
+    done = group.generate(requests, rollout.val_sampling, 3)
+    assert [completion.token_ids[0] for completion in done] == list(range(count))
+    calls = [recorder.asked for recorder in recorders]
+    assert [len(asked) for asked in calls] == [1] * len(recorders)  # also those that get nothing: they go in step
+    assert all(asked[0][1:] == (rollout.val_sampling, 3) for asked in calls)
+    given_to = [asked[0][0] for asked in calls]
+    for first in range(0, len(recorders), tp):
+        assert all(given_to[rank] == given_to[first] for rank in range(first, first + tp))
+    assert [request for part in given_to[::tp] for request in part] == requests
+    sizes = [len(part) for part in given_to[::tp]]
+    assert max(sizes) - min(sizes) <= 1
+    assert group.replica_ranks(count) == [rank for rank in range(0, len(given_to), tp) for _ in given_to[rank]]
+
+
 def update(**changes: Any) -> ActorUpdate:
     return replace(tiny_plan().actor_update, **changes)
 
