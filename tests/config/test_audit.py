@@ -21,6 +21,7 @@ from corral.config.show import as_json
 from corral.data.arithmetic import write_arithmetic
 from corral.engine.packing import split
 from corral.engine.tiny import write_tiny_model
+from tests.config.conftest import install
 from tests.plans import tiny_plan
 from tests.trainer.runs import REWARDS, train_here
 
@@ -147,8 +148,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
             f"skip.rollout.dump_dir={folder}/dump",
             *keys,
         ]
-        assert train_here(overrides) == 0
-        out[name] = Done(folder / name, overrides)
+        with pytest.MonkeyPatch.context() as machine:
+            install(machine)  # nothing, as for the tests
+            assert train_here(overrides) == 0
+            out[name] = Done(folder / name, overrides)
     return out
 
 
