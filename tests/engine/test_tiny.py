@@ -5,11 +5,12 @@ import hashlib
 import os
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, DynamicCache
 
 from corral.data.arithmetic import arithmetic_rows
 from corral.engine.commands import add_parsers
@@ -75,12 +76,13 @@ def response_lengths(folder: Path, seed: int, samples: int) -> list[int]:
     prompts = tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True, padding_side="left"
     )
-    ids, mask, cache = prompts["input_ids"], prompts["attention_mask"], None
+    ids, mask = prompts["input_ids"], prompts["attention_mask"]
+    name = next(key for key in signature(model.forward).parameters if key in ("cache", "past_key_values"))  # by version
+    cache = {name: DynamicCache(config=model.config)}
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     with torch.no_grad():
         for step in range(CAP):
-            out = model(input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True)
-            cache = out.cache
+            out = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **cache)
             ids = torch.multinomial(out.logits[:, -1].softmax(-1), 1, generator=random)
             ended = (ids[:, 0] == tokenizer.eos_token_id) & (lengths == CAP)
             lengths[ended] = step + 1
