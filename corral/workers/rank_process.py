@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from corral.engine.rank import Rank
-from corral.errors import CorralError
+from corral.errors import ConfigError, CorralError
 from corral.platform import platform
 from corral.workers import messages
 from corral.workers.logs import rank_log
@@ -90,7 +90,10 @@ def _answer(connection: Connection, progress: Progress, rank: Rank, method: str,
     try:
         reply, state = messages.RESULT + messages.pack(action()), "idle"
     except Exception as error:  # the boundary of the process: everything is reported to the driver
-        traceback.print_exc()
+        if isinstance(error, ConfigError):  # one line, for the user, says all of it
+            print(error, file=sys.stderr)
+        else:
+            traceback.print_exc()
         reply, state = messages.FAILURE + messages.pack(_failure(rank, error)), "failed"
     sys.stdout.flush()
     sys.stderr.flush()
