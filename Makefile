@@ -31,10 +31,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 venv-vllm: $(INSTALLED_VLLM)
 
-# vllm wants other versions of what Corral uses too.
+# vllm wants other versions of what Corral uses too. torch comes with what it asks for, which a CPU build does not.
 $(INSTALLED_VLLM): pyproject.toml requirements-vllm.txt
 	rm -rf .venv-vllm
 	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install -qq --disable-pip-version-check torch==2.13.0
 	$(VLLM)/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements-vllm.txt
 	$(VLLM)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(VLLM)/python -c 'from vllm import LLM' 2>/dev/null
