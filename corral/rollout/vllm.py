@@ -219,9 +219,6 @@ def _arguments(model: Model, rank: Rank, plan: RolloutPlan) -> dict[str, Any]:
         arguments["distributed_executor_backend"] = "external_launcher"  # the ranks are there, and know each other
         if rank.device == "cpu":
             arguments["worker_cls"] = _CPU_WORKER
-    if rank.device == "cpu":  # it cannot rewind the stream of a sample whose prompt is computed in parts
-        arguments["enable_chunked_prefill"] = False
-        arguments["max_num_batched_tokens"] = max(options.max_num_batched_tokens, options.max_model_len)
     arguments |= options.engine_kwargs
     if rank.device == "npu":
         arguments["additional_config"] = {**_ASCEND, **arguments.get("additional_config", {})}

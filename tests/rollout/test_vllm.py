@@ -101,7 +101,7 @@ def test_a_sample_does_not_depend_on_its_company(engine: VllmEngine) -> None:
 
 NARROW = {
     "few sequences": {"max_num_seqs": 2},
-    "few tokens": {"max_num_seqs": 8, "vllm": {"max_num_batched_tokens": 40}},
+    "few tokens": {"max_num_seqs": 8, "vllm": {"max_num_batched_tokens": LONGEST + LENGTH + 1}},
     "little memory": {"vllm": {"cache_bytes": 4 << 17}},
 }
 

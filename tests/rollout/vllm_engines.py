@@ -86,16 +86,17 @@ def _fill(model: nn.Module, weights: dict[str, Tensor]) -> None:
 def vllm_plan(*, vllm: dict[str, Any] | None = None, **changes: Any) -> RolloutPlan:
     """Room for the longest sample and no more; `vllm` are changes of its own options."""
     plan = replace(rollout_plan(), **changes)
+    longest = plan.prompt_length + plan.response_length + 1
     options = VllmPlan(
         dtype="float32",
         gpu_memory_utilization=0.1,
         cache_bytes=64 << 20,
-        enable_chunked_prefill=True,
+        enable_chunked_prefill=False,
         enable_prefix_caching=True,
         enforce_eager=True,
         sleeps=False,
-        max_num_batched_tokens=256,
-        max_model_len=plan.prompt_length + plan.response_length + 1,
+        max_num_batched_tokens=max(256, longest),
+        max_model_len=longest,
         load_format="auto",
         engine_kwargs={},
     )
