@@ -116,6 +116,7 @@ def plan_of(folder: Path, run: Run, world: int, sp: int) -> Plan:
     correction = RolloutCorrection("sequence", None, 2.0, True, (), True, kind) if kind else None
     return replace(
         plan,
+        trainer=replace(plan.trainer, collective_check=False),  # it writes what it found
         actor=replace(plan.actor, **changes),
         critic=replace(plan.critic, **changes),
         actor_update=actor_update,
