@@ -61,8 +61,8 @@ def rollout_plan(
         max_num_seqs=rollout.max_num_seqs,
         ignore_eos=rollout.ignore_eos,
         seed=rollout.seed,
-        sampling=sampling(rollout),
-        val_sampling=sampling(rollout.val_kwargs),
+        sampling=_sampling(rollout),
+        val_sampling=_sampling(rollout.val_kwargs),
         probe_tolerance=tolerance if rollout.probe_tolerance is None else rollout.probe_tolerance,
         graphs=name == "native" and where.device == "cuda" and not rollout.enforce_eager,
         vllm=vllm,
@@ -70,7 +70,7 @@ def rollout_plan(
     )
 
 
-def sampling(section: Rollout | ValKwargs) -> Sampling:
+def _sampling(section: Rollout | ValKwargs) -> Sampling:
     return Sampling(
         temperature=section.temperature,
         top_k=section.top_k,
@@ -135,7 +135,7 @@ def _vllm(rollout: Rollout, data: Data, where: Topology, actor: EnginePlan, envi
         dtype = names.dtype(f"{_ROLLOUT}.dtype", rollout.dtype)
         if dtype == "float64":
             raise ConfigError(f"{_ROLLOUT}.dtype={rollout.dtype}: vllm computes in bfloat16 or float32; use float32")
-    _check_log_probs(sampling(rollout), where.device)
+    _check_log_probs(_sampling(rollout), where.device)
     cpu = where.device == "cpu"
     # One position more than a sample has: the probe is scored by generating one token behind it.
     longest = max(rollout.max_model_len or 0, data.max_prompt_length + data.max_response_length + 1)

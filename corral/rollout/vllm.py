@@ -31,7 +31,6 @@ _WORKER = "corral.rollout.vllm_worker.TakesWeights"
 _CPU_WORKER = "corral.rollout.vllm_cpu.CpuRank"
 _ASCEND: dict[str, Any] = {"weight_nz_mode": 0, "enable_cpu_binding": False}
 """Of vllm-ascend: weights stay in the layout in which they come, and this process on the cores it has."""
-_FINISH = {"stop": "stop", "length": "length"}
 
 
 class VllmEngine:
@@ -163,9 +162,9 @@ def stream_seed(seed: int, step: int, row: int, sample_index: int) -> int:
 def _completion(output: Any) -> Completion:
     ids = tuple(output.token_ids)
     log_probs = tuple(float(by_token[token].logprob) for by_token, token in zip(output.logprobs, ids, strict=True))
-    if output.finish_reason not in _FINISH:
+    if output.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vllm ended a response by {output.finish_reason!r}")
-    return Completion(ids, log_probs, _FINISH[output.finish_reason])
+    return Completion(ids, log_probs, output.finish_reason)
 
 
 def _prepare(rank: Rank, device: torch.device) -> None:

@@ -10,7 +10,16 @@ from collections.abc import Iterator
 import pytest
 
 from corral.rollout.vllm import VllmEngine
-from tests.rollout.vllm_engines import LONG, Truth, assert_follows, close_all, needs_vllm, start, vllm_plan, write
+from tests.rollout.vllm_engines import (
+    LONG,
+    Truth,
+    assert_follows_updates,
+    close_all,
+    needs_vllm,
+    start,
+    vllm_plan,
+    write,
+)
 
 pytestmark = needs_vllm
 
@@ -23,14 +32,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmEngine,
 
 
 def test_it_follows_new_weights_again_and_again(pair: tuple[VllmEngine, Truth]) -> None:
-    engine, truth = pair
-    assert any(name.endswith("experts.gate_up_proj") for name, _ in truth.weights(seed=1))
-    assert_follows(engine, truth, step=1)
-    for step in (2, 3):
-        weights = truth.weights(seed=step)
-        engine.update_weights(weights)
-        truth.take(weights)
-        assert_follows(engine, truth, step)
+    assert any(name.endswith("experts.gate_up_proj") for name, _ in pair[1].weights(seed=1))
+    assert_follows_updates(*pair)
 
 
 def test_an_expert_that_is_missing_is_said(pair: tuple[VllmEngine, Truth]) -> None:

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from corral.rollout.vllm import VllmEngine
 from tests.rollout.models import VOCABULARY
-from tests.rollout.vllm_engines import LONG, Truth, assert_follows, close_all, needs_vllm, start, vllm_plan, write
+from tests.rollout.vllm_engines import (
+    LONG,
+    Truth,
+    assert_follows,
+    assert_follows_updates,
+    close_all,
+    needs_vllm,
+    start,
+    vllm_plan,
+    write,
+)
 
 pytestmark = needs_vllm
 
@@ -39,13 +49,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_it_follows_new_weights_again_and_again(pair: tuple[VllmEngine, Truth]) -> None:
-    engine, truth = pair
-    assert_follows(engine, truth, step=1)
-    for step in (2, 3):
-        weights = truth.weights(seed=step)
-        engine.update_weights(weights)
-        truth.take(weights)
-        assert_follows(engine, truth, step)
+    assert_follows_updates(*pair)
 
 
 def test_weights_may_come_one_by_one_in_any_order(pair: tuple[VllmEngine, Truth]) -> None:

@@ -139,3 +139,13 @@ def assert_follows(engine: VllmEngine, truth: Truth, step: int) -> None:
     assert engine.score(prompt, response) == pytest.approx(
         oracle.score(truth.plain, list(prompt), response), abs=TOLERANCE, rel=0
     )
+
+
+def assert_follows_updates(engine: VllmEngine, truth: Truth) -> None:
+    """Its first weights, and twice others."""
+    assert_follows(engine, truth, step=1)
+    for step in (2, 3):
+        weights = truth.weights(seed=step)
+        engine.update_weights(weights)
+        truth.take(weights)
+        assert_follows(engine, truth, step)
