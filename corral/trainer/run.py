@@ -74,14 +74,8 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run | None]:
     chosen = estimator(plan.algorithm.adv_estimator)
     policy_loss(plan.actor_update.loss_mode, plan.algorithm.rollout_correction)
     tokenizer = load_tokenizer(plan.actor.model)
+    train, validation = _datasets(plan, tokenizer)
     data = plan.data
-    train = PromptDataset(data.train_files, data, tokenizer, data.train_max_samples)
-    validation = None
-    if validates(plan):
-        validation = PromptDataset(data.val_files, data, tokenizer, data.val_max_samples)
-    if plan.reward.custom_path is None:
-        for source in sorted(train.data_sources.union(validation.data_sources if validation else ())):
-            scorer_for(source)  # a data source that nobody can score is told now, not after the first generation
     loader = PromptLoader(train, batch_size=data.train_batch_size, shuffle=data.shuffle, seed=data.seed)
     total_steps = _total_steps(plan, loader)
     kl_coefficient = KLCoefficient(plan.algorithm.kl_ctrl, plan.algorithm.kl_ctrl.kl_coef)
@@ -96,12 +90,7 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run | None]:
             yield None
             return
     probe = _probe(train)
-    ids = eos_ids(plan.actor.model.path, tokenizer)
-    if not ids and not plan.rollout.ignore_eos:
-        raise DataError(
-            f"neither {plan.actor.model.path} nor its tokenizer names an end token, so no response could end before "
-            "the cap; add eos_token_id to generation_config.json, or set actor_rollout_ref.rollout.ignore_eos=True"
-        )
+    ids = _end_tokens(plan, tokenizer)
     with ExitStack() as stack:
         records = Records(plan.trainer.run_dir)
         stack.callback(records.close)
@@ -134,6 +123,29 @@ def open_run(plan: Plan, config: Mapping[str, Any]) -> Iterator[Run | None]:
             progress=progress,
             checkpoints=checkpoints,
         )
+
+
+def _datasets(plan: Plan, tokenizer: Any) -> tuple[PromptDataset, PromptDataset | None]:
+    """Of training and validation, all of whose data sources can be scored."""
+    data = plan.data
+    train = PromptDataset(data.train_files, data, tokenizer, data.train_max_samples)
+    validation = None
+    if validates(plan):
+        validation = PromptDataset(data.val_files, data, tokenizer, data.val_max_samples)
+    if plan.reward.custom_path is None:
+        for source in sorted(train.data_sources.union(validation.data_sources if validation else ())):
+            scorer_for(source)  # a data source that nobody can score is told now, not after the first generation
+    return train, validation
+
+
+def _end_tokens(plan: Plan, tokenizer: Any) -> tuple[int, ...]:
+    ids = eos_ids(plan.actor.model.path, tokenizer)
+    if not ids and not plan.rollout.ignore_eos:
+        raise DataError(
+            f"neither {plan.actor.model.path} nor its tokenizer names an end token, so no response could end before "
+            "the cap; add eos_token_id to generation_config.json, or set actor_rollout_ref.rollout.ignore_eos=True"
+        )
+    return ids
 
 
 @contextmanager
